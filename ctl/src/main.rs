@@ -1,0 +1,3 @@
+//! ctl
+#![forbid(unsafe_code)]
+fn main() {}

@@ -1,0 +1,3 @@
+//! daemon
+#![forbid(unsafe_code)]
+fn main() {}

@@ -1,0 +1,2 @@
+//! state
+#![forbid(unsafe_code)]
