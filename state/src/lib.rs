@@ -1,2 +1,19 @@
-//! state
+//! What lasts between requests: which KV blocks of a device hold which tokens, and which sessions use them.
+//!
+//! Everything here is pure accounting. There is no tensor, no device, no clock and no disk: a caller hands in token
+//! ids and the time, and gets block numbers back. The daemon's KV store actor is the only writer.
+//!
+//! * [`BlockKey`] names the content of a block: a chained hash of all tokens up to its end.
+//! * [`BlockLedger`] owns the accounting of one device's block arena and the prefix index over it.
+//! * [`SessionTable`] remembers the timelines that clients may continue, and what of them is still on the device.
 #![forbid(unsafe_code)]
+
+mod key;
+mod ledger;
+mod session;
+
+pub use key::{BLOCK_TOKENS, BlockKey, Fingerprint, block_keys};
+pub use ledger::{
+    BlockFigures, BlockId, BlockLedger, CommitOutcome, Grant, LeaseError, LeaseId, PrefixMatch,
+};
+pub use session::{Session, SessionId, SessionTable};
