@@ -193,7 +193,10 @@ mod tests {
                             counts[i].fetch_add(1, Ordering::Relaxed);
                         });
                     });
-                    assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1), "{threads} {grain} {total}");
+                    assert!(
+                        counts.iter().all(|c| c.load(Ordering::Relaxed) == 1),
+                        "{threads} {grain} {total}"
+                    );
                 }
             }
         }
@@ -208,7 +211,8 @@ mod tests {
             ran.fetch_add(1, Ordering::Relaxed);
         });
         assert_eq!(ran.load(Ordering::Relaxed), 2);
-        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| pool.run(&|t| assert_ne!(t, 1))));
+        let caught =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| pool.run(&|t| assert_ne!(t, 1))));
         assert!(caught.is_err());
     }
 }
