@@ -1,0 +1,242 @@
+//! What the daemon tells about models, jobs, sessions and itself. Sizes are bytes, times are milliseconds.
+
+use crate::id::{JobId, SessionId};
+use crate::message::{FinishReason, Usage};
+use crate::params::GenerationParams;
+use serde::{Deserialize, Serialize};
+
+/// A model that is configured or found in the models folder.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ModelInfo {
+    /// The name that requests use.
+    pub name: String,
+    /// Whether it can answer now.
+    pub state: ModelState,
+    /// The family as the file names it, such as `llama`; empty when the file was not looked into yet.
+    pub architecture: String,
+    /// The file.
+    pub path: String,
+    /// The device it is loaded on.
+    pub device: Option<String>,
+    /// Bytes of its weights; the file's size while it is not loaded.
+    pub weight_bytes: u64,
+    /// Longest sequence; `None` when the file was not looked into yet.
+    pub context_tokens: Option<u32>,
+    /// Whether it brings a chat template; `None` when the file was not looked into yet.
+    pub has_template: Option<bool>,
+}
+
+/// A model's state.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ModelState {
+    /// On disk; the first request loads it.
+    Available,
+    /// Being loaded.
+    Loading,
+    /// Answers requests.
+    Loaded,
+    /// Could not be loaded.
+    Failed {
+        /// Why.
+        message: String,
+    },
+}
+
+/// Where KV blocks are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Tier {
+    /// In the device's memory, ready to be used.
+    Device,
+    /// In host memory.
+    Ram,
+    /// In the KV database on disk.
+    Ssd,
+}
+
+/// Bytes of KV by tier. A block may be on several.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TierBytes {
+    /// On the device.
+    pub device: u64,
+    /// In host memory.
+    pub ram: u64,
+    /// On disk.
+    pub ssd: u64,
+}
+
+/// A job's state. The last three are terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum JobState {
+    /// Admitted, waits for its turn.
+    Queued,
+    /// Being prefilled or decoded.
+    Running,
+    /// Ended by itself.
+    Done,
+    /// Ended by an error.
+    Failed,
+    /// Ended by a client.
+    Cancelled,
+}
+
+/// One job in a listing.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JobInfo {
+    /// Its id.
+    pub id: JobId,
+    /// What the client called it.
+    pub label: Option<String>,
+    /// The model that answers.
+    pub model: String,
+    /// The session it continues.
+    pub session: Option<SessionId>,
+    /// Its state.
+    pub state: JobState,
+    /// Whether it goes on without its client.
+    pub detached: bool,
+    /// How many jobs are before it; 0 when it does not wait.
+    pub queue_position: u32,
+    /// Tokens of the prompt.
+    pub prompt_tokens: u64,
+    /// Tokens of the prompt that were found in the KV cache.
+    pub cached_tokens: u64,
+    /// Tokens generated so far.
+    pub generated_tokens: u64,
+    /// KV that it holds.
+    pub bytes: TierBytes,
+    /// Since it was submitted.
+    pub age_ms: u64,
+    /// Since its last token, or change of state.
+    pub idle_ms: u64,
+}
+
+/// One job in full.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JobDetail {
+    /// As in the listing.
+    pub info: JobInfo,
+    /// What was asked of it.
+    pub params: GenerationParams,
+    /// The text generated so far.
+    pub text: String,
+    /// Events in its log; attach with this offset to read only what comes.
+    pub events: u64,
+    /// Why it ended, when it is done or cancelled.
+    pub finish: Option<FinishReason>,
+    /// What it took, when it has ended.
+    pub usage: Option<Usage>,
+    /// Why it failed.
+    pub error: Option<String>,
+}
+
+/// A session's state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SessionState {
+    /// A job of it is queued or running.
+    Active,
+    /// Its KV is kept for the next job.
+    Idle,
+}
+
+/// One session in a listing.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SessionInfo {
+    /// Its id.
+    pub id: SessionId,
+    /// The model whose KV it has.
+    pub model: String,
+    /// Its state.
+    pub state: SessionState,
+    /// Length of its timeline.
+    pub tokens: u64,
+    /// KV by tier.
+    pub bytes: TierBytes,
+    /// Since its last use.
+    pub idle_ms: u64,
+}
+
+/// One session in full.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SessionDetail {
+    /// As in the listing.
+    pub info: SessionInfo,
+    /// Its jobs, oldest first; at most [`crate::limits::MAX_LIST_ROWS`].
+    pub jobs: Vec<JobInfo>,
+}
+
+/// The daemon at a glance.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// The daemon's version.
+    pub version: String,
+    /// Its process id.
+    pub pid: u32,
+    /// Since it started.
+    pub uptime_ms: u64,
+    /// Whether it takes no new work because it is about to stop.
+    pub draining: bool,
+    /// Every model it knows.
+    pub models: Vec<ModelInfo>,
+    /// Every device it uses.
+    pub devices: Vec<DeviceInfo>,
+    /// KV blocks, one row a model and tier.
+    pub blocks: Vec<BlockUsage>,
+    /// Jobs waiting.
+    pub queued_jobs: u32,
+    /// Most jobs that may wait.
+    pub queue_capacity: u32,
+    /// Jobs being prefilled or decoded.
+    pub running_jobs: u32,
+    /// Sessions known.
+    pub sessions: u32,
+    /// Connections open.
+    pub connections: u32,
+    /// Jobs done since the start.
+    pub jobs_done: u64,
+    /// Jobs failed since the start.
+    pub jobs_failed: u64,
+    /// Jobs cancelled since the start.
+    pub jobs_cancelled: u64,
+    /// Requests refused since the start.
+    pub jobs_refused: u64,
+    /// Prompt tokens computed since the start.
+    pub prompt_tokens: u64,
+    /// Prompt tokens found in the KV cache since the start.
+    pub cached_tokens: u64,
+    /// Tokens generated since the start.
+    pub generated_tokens: u64,
+}
+
+/// A device's memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceInfo {
+    /// Its name, such as `cpu`.
+    pub name: String,
+    /// What it is, such as the processor's and the instruction set's names.
+    pub description: String,
+    /// Memory it has.
+    pub total_bytes: u64,
+    /// Memory that zllm uses of it.
+    pub used_bytes: u64,
+}
+
+/// KV blocks of one model on one tier. `used + cached <= total`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockUsage {
+    /// The model.
+    pub model: String,
+    /// The tier.
+    pub tier: Tier,
+    /// Bytes of one block.
+    pub block_bytes: u64,
+    /// Blocks there are.
+    pub total: u64,
+    /// Blocks that running jobs hold.
+    pub used: u64,
+    /// Blocks that nobody holds and that a prompt may find again.
+    pub cached: u64,
+}

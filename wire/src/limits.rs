@@ -1,0 +1,29 @@
+//! Every bound of the protocol, by name. Both ends enforce them; raising one is compatible, lowering is not.
+
+/// Longest frame, in bytes after the length prefix. A prompt of a million tokens as text fits.
+pub const MAX_FRAME_BYTES: usize = 8 << 20;
+
+/// What one decoded frame may claim, in bytes as bincode counts them: every integer counts with its full width,
+/// so small numbers claim up to eight times what they take on the wire. Text and token ids claim what they take.
+/// It is also the most that a string which announces more than it has can make a decoder reserve.
+pub const MAX_DECODED_BYTES: usize = 2 * MAX_FRAME_BYTES;
+
+/// Bytes of the length prefix in front of every frame (a little-endian `u32`).
+pub const LENGTH_BYTES: usize = 4;
+
+/// Longest job or session id, in bytes.
+pub const MAX_ID_BYTES: usize = 64;
+
+/// Stop strings in one request.
+pub const MAX_STOP_STRINGS: usize = 16;
+
+/// Logit biases in one request.
+pub const MAX_LOGIT_BIASES: usize = 1024;
+
+/// Rows of sessions, and rows of jobs, in one listing; the daemon sends the latest ones.
+pub const MAX_LIST_ROWS: usize = 4096;
+
+/// Requests in flight on one connection; the daemon refuses further ones.
+pub const MAX_IN_FLIGHT: usize = 64;
+
+const _: () = assert!(MAX_FRAME_BYTES <= u32::MAX as usize);

@@ -1,0 +1,349 @@
+//! The conversation: frames of either direction, operations, answers and events.
+
+use crate::id::{JobId, SessionId, TokenIds};
+use crate::info::{JobDetail, JobInfo, ModelInfo, SessionDetail, SessionInfo, Status};
+use crate::params::GenerationParams;
+use serde::{Deserialize, Serialize};
+
+/// What a client sends.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum ClientFrame {
+    /// The first frame, and only the first.
+    Hello {
+        /// The protocol version that the client speaks: [`crate::VERSION`].
+        version: u8,
+        /// The client's name and version, for the log.
+        client: String,
+    },
+    /// A request.
+    Request(Request),
+}
+
+/// What the daemon sends.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum ServerFrame {
+    /// The answer to a good hello.
+    Welcome {
+        /// The protocol version of this connection.
+        version: u8,
+        /// The daemon's name and version.
+        server: String,
+        /// Its process id.
+        pid: u32,
+    },
+    /// The answer to a hello that is not accepted, or to bytes that are no frame; the daemon then closes.
+    Refused {
+        /// The protocol version that the daemon speaks.
+        version: u8,
+        /// Why.
+        message: String,
+    },
+    /// An answer to a request.
+    Reply(Reply),
+}
+
+/// One request. At most [`crate::limits::MAX_IN_FLIGHT`] at once on one connection.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Request {
+    /// Chosen by the client; no two requests in flight on a connection have the same.
+    pub id: u64,
+    /// What to do.
+    pub body: Op,
+}
+
+/// One answer to the request with the same id.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Reply {
+    /// The request's id.
+    pub id: u64,
+    /// The answer.
+    pub body: Answer,
+}
+
+/// What a client may ask for, and the answers to it. Any may also be answered with [`Answer::Error`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Op {
+    /// Every model: [`Answer::Models`].
+    Models,
+    /// Load a model: [`Answer::Progress`]*, then [`Answer::Model`]; at once when it is loaded.
+    Load {
+        /// Its name.
+        model: String,
+    },
+    /// Unload a model when its jobs have ended: [`Answer::Done`].
+    Unload {
+        /// Its name.
+        model: String,
+    },
+    /// A new job: [`Answer::Accepted`], with `stream` then [`Answer::Event`]*, then [`Answer::Done`].
+    Submit(Box<Submit>),
+    /// Read a job's events from an offset on, those to come too: [`Answer::Event`]*, then [`Answer::Done`].
+    Attach {
+        /// The job.
+        job: JobId,
+        /// Offset of the first event wanted; 0 is the first of all.
+        from: u64,
+    },
+    /// End a job: [`Answer::Done`], also when it had ended.
+    Cancel {
+        /// The job.
+        job: JobId,
+    },
+    /// Sessions and jobs: [`Answer::Listing`].
+    List,
+    /// One job or session: [`Answer::Job`] or [`Answer::Session`].
+    Show(ShowTarget),
+    /// Drop cached KV: [`Answer::Evicted`]. What running jobs hold stays.
+    Evict(EvictTarget),
+    /// The daemon at a glance: [`Answer::Status`].
+    Status,
+    /// Text to token ids: [`Answer::Tokens`].
+    Tokenize {
+        /// The model whose tokenizer to use; loaded when it is not.
+        model: String,
+        /// The text.
+        text: String,
+        /// Whether special tokens written out in the text become those tokens.
+        parse_special: bool,
+        /// Whether to begin with the begin-of-sequence token, if the model wants one.
+        add_bos: bool,
+    },
+    /// Stop the daemon: [`Answer::Done`] when it has begun to.
+    Stop {
+        /// Whether running jobs may end first.
+        drain: bool,
+    },
+}
+
+/// A new job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Submit {
+    /// The model; loaded when it is not.
+    pub model: String,
+    /// What it is given.
+    pub prompt: Prompt,
+    /// How it answers.
+    pub params: GenerationParams,
+    /// The session to continue or to begin.
+    pub session: Option<SessionId>,
+    /// `false`: the job is cancelled when this connection goes away.
+    pub detached: bool,
+    /// Whether its events follow on this connection.
+    pub stream: bool,
+    /// A name for people to recognise it by.
+    pub label: Option<String>,
+}
+
+/// What a model is given.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Prompt {
+    /// Text as it is, without a template.
+    Text {
+        /// The text.
+        text: String,
+        /// Whether special tokens written out in the text become those tokens.
+        parse_special: bool,
+    },
+    /// A conversation for the model's chat template. Open-ended, so it travels as JSON.
+    Chat {
+        /// A JSON array of messages, each an object with `role` and `content`.
+        messages_json: String,
+        /// A JSON array of tool definitions.
+        tools_json: Option<String>,
+    },
+    /// Token ids as they are.
+    Tokens(TokenIds),
+}
+
+/// What [`Op::Show`] is about.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ShowTarget {
+    /// A job.
+    Job(JobId),
+    /// A session.
+    Session(SessionId),
+}
+
+/// What [`Op::Evict`] is about.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EvictTarget {
+    /// One session's KV.
+    Session(SessionId),
+    /// All that is cached.
+    All,
+}
+
+/// What the daemon answers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Answer {
+    /// Final: what was asked is done, or the stream has ended.
+    Done,
+    /// Final: what was asked is not done.
+    Error(Fault),
+    /// Every model.
+    Models(Vec<ModelInfo>),
+    /// How far a load is. Not final.
+    Progress {
+        /// What it is at.
+        stage: LoadStage,
+        /// Bytes of this stage that are done.
+        done_bytes: u64,
+        /// Bytes of this stage; 0 when not known.
+        total_bytes: u64,
+    },
+    /// A loaded model.
+    Model(ModelInfo),
+    /// A job was made. Not final.
+    Accepted {
+        /// Its id.
+        job: JobId,
+    },
+    /// An event of a job. Not final.
+    Event {
+        /// Its number in the job's log; each is one more than the one before.
+        offset: u64,
+        /// The event.
+        event: Event,
+    },
+    /// Sessions and jobs, latest first; at most [`crate::limits::MAX_LIST_ROWS`] of each.
+    Listing {
+        /// Sessions.
+        sessions: Vec<SessionInfo>,
+        /// Jobs.
+        jobs: Vec<JobInfo>,
+    },
+    /// One job.
+    Job(Box<JobDetail>),
+    /// One session.
+    Session(Box<SessionDetail>),
+    /// What was evicted.
+    Evicted {
+        /// Sessions that lost KV.
+        sessions: u32,
+        /// Blocks freed.
+        blocks: u64,
+        /// Bytes freed.
+        bytes: u64,
+    },
+    /// The daemon at a glance.
+    Status(Box<Status>),
+    /// Token ids.
+    Tokens(TokenIds),
+}
+
+impl Answer {
+    /// Whether no further answer to the same request follows.
+    pub fn is_final(&self) -> bool {
+        !matches!(self, Self::Progress { .. } | Self::Accepted { .. } | Self::Event { .. })
+    }
+}
+
+/// An error that the client is told about.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct Fault {
+    /// What kind.
+    pub code: ErrorCode,
+    /// What was wrong, where, and what would work; lower case.
+    pub message: String,
+}
+
+/// Kinds of [`Fault`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorCode {
+    /// No model, job or session of that name.
+    NotFound,
+    /// No room now.
+    Refused {
+        /// When to try again.
+        retry_after_ms: u64,
+    },
+    /// The request makes no sense, now or later.
+    Invalid,
+    /// The daemon tried and could not.
+    Failed,
+    /// The daemon is about to stop and takes no new work.
+    Draining,
+}
+
+/// What a load is at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LoadStage {
+    /// Reading the file's metadata and tokenizer.
+    Open,
+    /// Bringing weights into the device's layout.
+    Weights,
+    /// Setting up KV memory and trying the model once.
+    Warm,
+}
+
+/// One entry of a job's log. A log is `Queued`*, then `Started`, then `Text`*, then one of the last two; a job that
+/// ends before it starts has only the last.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Event {
+    /// It waits.
+    Queued {
+        /// How many jobs are before it.
+        position: u32,
+    },
+    /// Its prompt is being computed.
+    Started {
+        /// Tokens of the prompt found in the KV cache.
+        cached_tokens: u64,
+        /// Tokens of the prompt, those included.
+        prompt_tokens: u64,
+    },
+    /// More text. Never splits a character.
+    Text {
+        /// The text.
+        text: String,
+        /// Tokens it took; the text of a token may come with a later event.
+        tokens: u32,
+    },
+    /// It ended by itself, or was cancelled.
+    Finished {
+        /// Why.
+        reason: FinishReason,
+        /// What it took.
+        usage: Usage,
+    },
+    /// It failed.
+    Failed {
+        /// Why.
+        message: String,
+    },
+}
+
+/// Why a generation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// The model's end token or a stop string.
+    Stop,
+    /// The limit of tokens, or the end of the context.
+    Length,
+    /// A client cancelled it or went away.
+    Cancelled,
+}
+
+/// What a job took. Times are milliseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u64,
+    /// Those of them that were found in the KV cache.
+    pub cached_tokens: u64,
+    /// Tokens generated.
+    pub generated_tokens: u64,
+    /// From the request to the start of its prefill.
+    pub queue_ms: f64,
+    /// From the start of the prefill to its end.
+    pub prefill_ms: f64,
+    /// From the request to the first token.
+    pub first_token_ms: f64,
+    /// From the first token to the last.
+    pub decode_ms: f64,
+}

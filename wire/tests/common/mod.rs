@@ -1,0 +1,233 @@
+//! One value of every variant of every enum that travels.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use zllm_wire::*;
+
+pub(crate) fn job() -> JobId {
+    JobId::new("j-01").unwrap()
+}
+
+pub(crate) fn session() -> SessionId {
+    SessionId::new("s-01").unwrap()
+}
+
+pub(crate) fn params() -> GenerationParams {
+    GenerationParams {
+        sampling: SamplingParams {
+            temperature: Some(0.5),
+            top_k: Some(40),
+            top_p: Some(0.75),
+            min_p: Some(0.125),
+            repeat_penalty: Some(1.5),
+            frequency_penalty: Some(0.25),
+            presence_penalty: Some(2.0),
+            penalty_window_tokens: Some(64),
+            logit_bias: vec![LogitBias { token: 70_000, bias: f32::NEG_INFINITY }],
+            seed: Some(u64::MAX),
+        },
+        max_tokens: Some(300),
+        stop: vec!["\n\n".into(), "é".into()],
+        ignore_eos: true,
+    }
+}
+
+pub(crate) fn usage() -> Usage {
+    Usage {
+        prompt_tokens: 12,
+        cached_tokens: 8,
+        generated_tokens: 300,
+        queue_ms: 0.5,
+        prefill_ms: 2.0,
+        first_token_ms: 4.0,
+        decode_ms: 1024.0,
+    }
+}
+
+pub(crate) fn submit(prompt: Prompt) -> Submit {
+    Submit {
+        model: "m".into(),
+        prompt,
+        params: params(),
+        session: Some(session()),
+        detached: true,
+        stream: false,
+        label: Some("l".into()),
+    }
+}
+
+pub(crate) fn prompts() -> Vec<Prompt> {
+    vec![
+        Prompt::Text { text: "hi".into(), parse_special: true },
+        Prompt::Chat { messages_json: "[]".into(), tools_json: Some("[]".into()) },
+        Prompt::Tokens(TokenIds(vec![0, 1, 255, 256, u32::MAX])),
+    ]
+}
+
+pub(crate) fn ops() -> Vec<Op> {
+    vec![
+        Op::Models,
+        Op::Load { model: "m".into() },
+        Op::Unload { model: "m".into() },
+        Op::Submit(Box::new(submit(prompts().remove(0)))),
+        Op::Attach { job: job(), from: 1 << 40 },
+        Op::Cancel { job: job() },
+        Op::List,
+        Op::Show(ShowTarget::Session(session())),
+        Op::Evict(EvictTarget::All),
+        Op::Status,
+        Op::Tokenize { model: "m".into(), text: "a\0b".into(), parse_special: true, add_bos: false },
+        Op::Stop { drain: true },
+    ]
+}
+
+pub(crate) fn model_states() -> Vec<ModelState> {
+    let failed = ModelState::Failed { message: "no".into() };
+    vec![ModelState::Available, ModelState::Loading, ModelState::Loaded, failed]
+}
+
+pub(crate) fn model(state: ModelState) -> ModelInfo {
+    ModelInfo {
+        name: "m".into(),
+        state,
+        architecture: "llama".into(),
+        path: "/m.gguf".into(),
+        device: Some("cpu".into()),
+        weight_bytes: 98_362_432,
+        context_tokens: Some(8192),
+        has_template: Some(true),
+    }
+}
+
+pub(crate) fn job_info(state: JobState) -> JobInfo {
+    JobInfo {
+        id: job(),
+        label: None,
+        model: "m".into(),
+        session: Some(session()),
+        state,
+        detached: false,
+        queue_position: 3,
+        prompt_tokens: 12,
+        cached_tokens: 8,
+        generated_tokens: 300,
+        bytes: TierBytes { device: 1 << 20, ram: 2, ssd: 3 },
+        age_ms: 1000,
+        idle_ms: 10,
+    }
+}
+
+pub(crate) fn session_info(state: SessionState) -> SessionInfo {
+    SessionInfo {
+        id: session(),
+        model: "m".into(),
+        state,
+        tokens: 312,
+        bytes: TierBytes::default(),
+        idle_ms: 9,
+    }
+}
+
+pub(crate) fn job_states() -> Vec<JobState> {
+    use JobState::*;
+    vec![Queued, Running, Done, Failed, Cancelled]
+}
+
+pub(crate) fn error_codes() -> Vec<ErrorCode> {
+    use ErrorCode::*;
+    vec![NotFound, Refused { retry_after_ms: 1500 }, Invalid, Failed, Draining]
+}
+
+pub(crate) fn events() -> Vec<Event> {
+    vec![
+        Event::Queued { position: 2 },
+        Event::Started { cached_tokens: 8, prompt_tokens: 12 },
+        Event::Text { text: "né".into(), tokens: 2 },
+        Event::Finished { reason: FinishReason::Length, usage: usage() },
+        Event::Failed { message: "no".into() },
+    ]
+}
+
+pub(crate) fn status() -> Status {
+    Status {
+        version: "0.1.0".into(),
+        pid: 4711,
+        uptime_ms: 60_000,
+        draining: false,
+        models: model_states().into_iter().map(model).collect(),
+        devices: vec![DeviceInfo {
+            name: "cpu".into(),
+            description: "avx2".into(),
+            total_bytes: 1 << 33,
+            used_bytes: 1 << 28,
+        }],
+        blocks: [Tier::Device, Tier::Ram, Tier::Ssd]
+            .map(|tier| BlockUsage {
+                model: "m".into(),
+                tier,
+                block_bytes: 1 << 20,
+                total: 100,
+                used: 10,
+                cached: 20,
+            })
+            .to_vec(),
+        queued_jobs: 1,
+        queue_capacity: 64,
+        running_jobs: 2,
+        sessions: 3,
+        connections: 4,
+        jobs_done: 5,
+        jobs_failed: 6,
+        jobs_cancelled: 7,
+        jobs_refused: 8,
+        prompt_tokens: 9,
+        cached_tokens: 10,
+        generated_tokens: 11,
+    }
+}
+
+pub(crate) fn answers() -> Vec<Answer> {
+    let fault = Fault { code: ErrorCode::NotFound, message: "no".into() };
+    let detail = JobDetail {
+        info: job_info(JobState::Done),
+        params: params(),
+        text: "text".into(),
+        events: 9,
+        finish: Some(FinishReason::Stop),
+        usage: Some(usage()),
+        error: Some("e".into()),
+    };
+    vec![
+        Answer::Done,
+        Answer::Error(fault),
+        Answer::Models(vec![model(ModelState::Loaded)]),
+        Answer::Progress { stage: LoadStage::Weights, done_bytes: 1, total_bytes: 1 << 33 },
+        Answer::Model(model(ModelState::Loaded)),
+        Answer::Accepted { job: job() },
+        Answer::Event { offset: 7, event: events().remove(2) },
+        Answer::Listing {
+            sessions: vec![session_info(SessionState::Idle)],
+            jobs: job_states().into_iter().map(job_info).collect(),
+        },
+        Answer::Job(Box::new(detail)),
+        Answer::Session(Box::new(SessionDetail {
+            info: session_info(SessionState::Active),
+            jobs: vec![job_info(JobState::Running)],
+        })),
+        Answer::Evicted { sessions: 1, blocks: 2, bytes: 3 },
+        Answer::Status(Box::new(status())),
+        Answer::Tokens(TokenIds(vec![1, 2, 3])),
+    ]
+}
+
+pub(crate) fn client_frames() -> Vec<ClientFrame> {
+    let hello = ClientFrame::Hello { version: VERSION, client: "c".into() };
+    vec![hello, ClientFrame::Request(Request { id: 1, body: Op::Models })]
+}
+
+pub(crate) fn server_frames() -> Vec<ServerFrame> {
+    vec![
+        ServerFrame::Welcome { version: VERSION, server: "s".into(), pid: 4711 },
+        ServerFrame::Refused { version: VERSION, message: "no".into() },
+        ServerFrame::Reply(Reply { id: 1, body: Answer::Done }),
+    ]
+}

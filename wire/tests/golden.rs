@@ -1,0 +1,51 @@
+//! The exact bytes of some frames, in `golden.txt`. They were printed by this test at version 1; a difference is a
+//! change of the format and needs a new version.
+
+mod common;
+
+use common::*;
+use std::fmt::Write;
+use zllm_wire::*;
+
+fn frames() -> String {
+    let mut out = String::new();
+    let mut row = |name: &str, frame: Vec<u8>| {
+        write!(out, "{name}:").unwrap();
+        for byte in frame {
+            write!(out, " {byte:02x}").unwrap();
+        }
+        out.push('\n');
+    };
+    for (name, frame) in ["hello", "request"].iter().zip(client_frames()) {
+        row(name, encode(&frame).unwrap());
+    }
+    for (name, frame) in ["welcome", "refused", "reply"].iter().zip(server_frames()) {
+        row(name, encode(&frame).unwrap());
+    }
+    for (op, body) in ops().into_iter().enumerate() {
+        row(&format!("op {op}"), encode(&ClientFrame::Request(Request { id: 300, body })).unwrap());
+    }
+    for (index, prompt) in prompts().into_iter().enumerate() {
+        row(&format!("prompt {index}"), encode(&prompt).unwrap());
+    }
+    for (index, body) in answers().into_iter().enumerate() {
+        row(&format!("answer {index}"), encode(&ServerFrame::Reply(Reply { id: 1, body })).unwrap());
+    }
+    for (index, event) in events().into_iter().enumerate() {
+        row(&format!("event {index}"), encode(&event).unwrap());
+    }
+    for (index, code) in error_codes().into_iter().enumerate() {
+        row(&format!("error {index}"), encode(&Fault { code, message: "no".into() }).unwrap());
+    }
+    out
+}
+
+#[test]
+fn bytes_are_as_they_were() {
+    let now = frames();
+    let then = include_str!("golden.txt");
+    for (now, then) in now.lines().zip(then.lines()) {
+        assert_eq!(now, then);
+    }
+    assert_eq!(now.lines().count(), then.lines().count(), "all frames now:\n{now}");
+}
