@@ -1,3 +1,5 @@
 //! What is computed: models read from GGUF files, text in and out, and the runtime that turns tokens into logits.
 //! No async, no clock, no socket, no device handle, no `unsafe`.
 #![forbid(unsafe_code)]
+
+pub mod sampling;

@@ -1,0 +1,338 @@
+//! The sampler against a naive f64 twin that sorts everything, against chi-square bounds, and against golden draws.
+
+use super::distribution::{Distribution, Filters};
+use super::{MAX_LOGIT_BIASES, Sampler, SamplingError, SamplingParams, log_probabilities, random_u64};
+use proptest::prelude::*;
+
+/// Ids and probabilities that the chain keeps, by the book; `None` if a limit falls too near a token to compare.
+fn twin(logits: &[f32], filters: &Filters) -> Option<Vec<(u32, f64)>> {
+    let max = logits
+        .iter()
+        .copied()
+        .filter(|logit| !logit.is_nan())
+        .fold(f64::NEG_INFINITY, |max, v| max.max(v.into()));
+    let likelihood = |&logit: &f32| ((f64::from(logit) - max) / f64::from(filters.temperature)).exp();
+    let mut ranked: Vec<(u32, f64)> =
+        (0..).zip(logits.iter().map(likelihood)).filter(|(_, p)| !p.is_nan()).collect();
+    ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    if filters.top_k > 0 {
+        ranked.truncate(filters.top_k);
+    }
+    let total: f64 = ranked.iter().map(|(_, p)| p).sum();
+    if filters.top_p < 1.0 {
+        let mut sum = 0.0;
+        let mut kept = 0;
+        for &(_, p) in &ranked {
+            sum += p / total;
+            kept += 1;
+            if (sum - f64::from(filters.top_p)).abs() < 1e-5 {
+                return None;
+            }
+            if sum > f64::from(filters.top_p) {
+                break;
+            }
+        }
+        ranked.truncate(kept);
+    }
+    if ranked
+        .iter()
+        .any(|(_, p)| (p - f64::from(filters.min_p)).abs() < 1e-6 && (1e-6..1.0).contains(&filters.min_p))
+    {
+        return None;
+    }
+    ranked.retain(|&(_, p)| p >= f64::from(filters.min_p));
+    let total: f64 = ranked.iter().map(|(_, p)| p).sum();
+    Some(ranked.into_iter().map(|(id, p)| (id, p / total)).collect())
+}
+
+/// How often each token comes up over evenly spread random numbers: a token owns one stretch of them, so its count
+/// must be its share to within one.
+fn shares(logits: &[f32], filters: &Filters, draws: u64) -> Vec<u64> {
+    let mut counts = vec![0; logits.len()];
+    let mut distribution = Distribution::default();
+    for draw in 0..draws {
+        let random = (u64::MAX / draws) * draw + u64::MAX / draws / 2;
+        counts[distribution.draw(&mut logits.to_vec(), filters, random) as usize] += 1;
+    }
+    counts
+}
+
+fn assert_as_twin(logits: &[f32], filters: &Filters) -> Result<(), TestCaseError> {
+    const DRAWS: u64 = 500;
+    let expected =
+        twin(logits, filters).ok_or_else(|| TestCaseError::reject("a limit lies too near a token"))?;
+    let counts = shares(logits, filters, DRAWS);
+    for (id, &count) in (0u32..).zip(&counts) {
+        let probability = expected.iter().find(|kept| kept.0 == id).map_or(0.0, |kept| kept.1);
+        let share = probability * DRAWS as f64;
+        prop_assert!(
+            (count as f64 - share).abs() < 1.01,
+            "token {id}: drawn {count}, expected {share}, {filters:?}"
+        );
+        prop_assert!(probability > 0.0 || count == 0, "token {id} should not be kept: {filters:?}");
+    }
+    Ok(())
+}
+
+fn logit() -> impl Strategy<Value = f32> {
+    prop_oneof![
+        // Multiples of 1/8 make ties; ties must break by id.
+        20 => (-40i32..40).prop_map(|eighths| eighths as f32 / 8.0),
+        10 => -30.0f32..30.0,
+        1 => Just(f32::NAN),
+        1 => Just(f32::NEG_INFINITY),
+        1 => Just(-0.0),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn draws_as_the_sorted_twin(
+        mut logits in prop::collection::vec(logit(), 1..400),
+        anchor in -5.0f32..20.0,
+        temperature in 0.1f32..4.0,
+        top_k in prop_oneof![Just(0usize), 1usize..8, 1usize..500],
+        top_p in prop_oneof![Just(1.0f32), 0.0f32..1.0],
+        min_p in prop_oneof![Just(0.0f32), Just(1e-20), Just(1.0), 0.0f32..0.5],
+    ) {
+        logits[0] = anchor;
+        assert_as_twin(&logits, &Filters { temperature, top_k, top_p, min_p })?;
+    }
+
+    #[test]
+    fn greedy_takes_the_first_of_the_largest(logits in prop::collection::vec(logit(), 1..300)) {
+        let best = (0u32..).zip(&logits).filter(|(_, logit)| **logit > f32::NEG_INFINITY)
+            .fold(None, |best: Option<(u32, f32)>, (id, &logit)| match best {
+                Some(best) if best.1 >= logit => Some(best),
+                _ => Some((id, logit)),
+            });
+        let mut sampler = Sampler::new(SamplingParams::greedy(), &[]);
+        let drawn = sampler.sample(&mut logits.clone(), 0);
+        prop_assert_eq!(drawn, best.map_or(0, |best| best.0));
+        prop_assert_eq!(sampler.was_degenerate(), best.is_none());
+        let mut hot = Sampler::new(SamplingParams { top_k: 1, temperature: 2.0, ..SamplingParams::greedy() }, &[]);
+        prop_assert_eq!(hot.sample(&mut logits.clone(), 0), drawn);
+    }
+
+    #[test]
+    fn penalties_as_counted_afresh(
+        tokens in prop::collection::vec(0u32..12, 0..60),
+        split in 0usize..60,
+        repeat_last_n in prop_oneof![Just(0u32), Just(u32::MAX), 1u32..40],
+        repeat_penalty in 0.5f32..2.0,
+        frequency_penalty in -2.0f32..2.0,
+        presence_penalty in -2.0f32..2.0,
+    ) {
+        let params = SamplingParams { repeat_last_n, repeat_penalty, frequency_penalty, presence_penalty, ..SamplingParams::greedy() };
+        let original: Vec<f32> = (0..10).map(|id| id as f32 * 0.75 - 3.0).collect();
+        let (prompt, generated) = tokens.split_at(split.min(tokens.len()));
+        let mut penalties = super::penalties::Penalties::new(&params, prompt);
+        generated.iter().for_each(|&token| penalties.push(token));
+        let mut logits = original.clone();
+        penalties.apply(&mut logits);
+        let window = &tokens[tokens.len().saturating_sub(repeat_last_n as usize)..];
+        for (id, &logit) in (0u32..).zip(&original) {
+            let count = window.iter().filter(|&&token| token == id).count();
+            let expected = match count {
+                0 => logit,
+                _ if logit > 0.0 => logit / repeat_penalty - (count as f32 * frequency_penalty + presence_penalty),
+                _ => logit * repeat_penalty - (count as f32 * frequency_penalty + presence_penalty),
+            };
+            prop_assert_eq!(logits[id as usize], expected);
+        }
+    }
+
+    #[test]
+    fn log_probabilities_as_sorted(logits in prop::collection::vec(logit(), 0..200), top_n in 0usize..250) {
+        let filters = Filters { temperature: 1.0, top_k: top_n.max(1), top_p: 1.0, min_p: 0.0 };
+        let usable: Vec<(u32, f64)> = (0..).zip(logits.iter().map(|&l| f64::from(l)))
+            .filter(|(_, logit)| *logit > f64::NEG_INFINITY).collect();
+        let log_sum = usable.iter().map(|(_, logit)| logit.exp()).sum::<f64>().ln();
+        let got = log_probabilities(&logits, top_n);
+        prop_assert_eq!(got.len(), top_n.min(usable.len()));
+        for &(id, value) in &got {
+            prop_assert!((f64::from(value) - (f64::from(logits[id as usize]) - log_sum)).abs() < 1e-5);
+        }
+        let ranked = twin(&logits, &filters).expect("no limit but top-k");
+        prop_assert!(got.iter().map(|kept| kept.0).eq(ranked.iter().map(|kept| kept.0).take(got.len())));
+    }
+}
+
+/// Chi-square of draws with `filters` against the twin with `claimed`, and its degrees of freedom; tokens expected
+/// fewer than five times are pooled.
+fn chi_square(filters: &Filters, claimed: &Filters, logits: &[f32], seed: u64) -> (f64, usize) {
+    const DRAWS: u64 = 20_000;
+    let params = SamplingParams {
+        temperature: filters.temperature,
+        top_k: filters.top_k as u32,
+        top_p: filters.top_p,
+        min_p: filters.min_p,
+        seed,
+        ..SamplingParams::default()
+    };
+    let mut sampler = Sampler::new(params, &[]);
+    let mut counts = vec![0u64; logits.len()];
+    for position in 0..DRAWS {
+        counts[sampler.sample(&mut logits.to_vec(), position) as usize] += 1;
+    }
+    let expected = twin(logits, claimed).expect("limits lie between tokens");
+    assert_eq!(counts.iter().sum::<u64>(), expected.iter().map(|kept| counts[kept.0 as usize]).sum::<u64>());
+    let (mut sum, mut cells, mut pooled, mut pooled_count) = (0.0, 0, 0.0, 0.0);
+    for (id, probability) in expected {
+        let share = probability * DRAWS as f64;
+        let count = counts[id as usize] as f64;
+        if share < 5.0 {
+            pooled += share;
+            pooled_count += count;
+        } else {
+            sum += (count - share).powi(2) / share;
+            cells += 1;
+        }
+    }
+    if pooled > 0.0 {
+        sum += (pooled_count - pooled).powi(2) / pooled;
+        cells += 1;
+    }
+    (sum, cells - 1)
+}
+
+/// Wilson and Hilferty's approximation of the chi-square quantile at 3.1 standard deviations (1 in 1000).
+fn bound(degrees: usize) -> f64 {
+    let k = degrees as f64;
+    k * (1.0 - 2.0 / (9.0 * k) + 3.1 * (2.0 / (9.0 * k)).sqrt()).powi(3)
+}
+
+#[test]
+fn draws_follow_the_distribution() {
+    let logits: Vec<f32> = (0..200).map(|id| ((id * 37) % 200) as f32 / 25.0).collect();
+    for (seed, (temperature, top_k, top_p, min_p)) in
+        [(1.0, 0, 1.0, 0.0), (0.6, 0, 0.9, 0.0), (2.0, 50, 1.0, 0.0), (1.5, 0, 0.97, 0.1)]
+            .into_iter()
+            .enumerate()
+    {
+        let filters = Filters { temperature, top_k, top_p, min_p };
+        let (sum, degrees) = chi_square(&filters, &filters, &logits, seed as u64);
+        assert!(sum < bound(degrees), "{filters:?}: chi-square {sum} with {degrees} degrees of freedom");
+    }
+    // The canary: draws at one temperature must not pass for those at another.
+    let claimed = Filters { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0 };
+    let (sum, degrees) = chi_square(&Filters { temperature: 1.1, ..claimed }, &claimed, &logits, 0);
+    assert!(sum > bound(degrees), "chi-square {sum} should exceed the bound");
+}
+
+fn synthetic_row(length: u64, row: u64) -> Vec<f32> {
+    (0..length).map(|id| (random_u64(row, id) >> 40) as f32 / (1 << 21) as f32).collect()
+}
+
+#[test]
+fn golden_draws_stay() {
+    let params = SamplingParams {
+        repeat_penalty: 1.1,
+        presence_penalty: 0.5,
+        logit_bias: vec![(3, 2.0), (7, -1.0)],
+        seed: 42,
+        ..SamplingParams::default()
+    };
+    let draw = |params: &SamplingParams| -> Vec<u32> {
+        let mut sampler = Sampler::new(params.clone(), &[5, 6, 7]);
+        (3..15).map(|position| sampler.sample(&mut synthetic_row(1000, position), position)).collect()
+    };
+    assert_eq!(draw(&params), GOLDEN_DEFAULT);
+    let open = SamplingParams { top_k: 0, top_p: 1.0, min_p: 0.0, temperature: 1.3, ..params };
+    assert_eq!(draw(&open), GOLDEN_OPEN);
+}
+// Made by this sampler when its chain had passed the tests above; they pin every bit of the chain from then on.
+const GOLDEN_DEFAULT: [u32; 12] = [230, 839, 550, 843, 4, 3, 751, 52, 467, 713, 806, 266];
+const GOLDEN_OPEN: [u32; 12] = [903, 0, 704, 655, 772, 962, 406, 826, 541, 283, 518, 487];
+
+#[test]
+fn a_resumed_sequence_goes_on_the_same() {
+    let params =
+        SamplingParams { frequency_penalty: 1.0, repeat_penalty: 1.3, seed: 9, ..SamplingParams::default() };
+    let mut tokens = vec![1, 2, 3];
+    let mut sampler = Sampler::new(params.clone(), &tokens);
+    for position in 3..40 {
+        tokens.push(sampler.sample(&mut synthetic_row(50, position % 3), position));
+    }
+    for start in 3..40 {
+        let mut resumed = Sampler::new(params.clone(), &tokens[..start]);
+        for (position, &token) in tokens.iter().enumerate().skip(start) {
+            assert_eq!(resumed.sample(&mut synthetic_row(50, position as u64 % 3), position as u64), token);
+        }
+    }
+}
+
+#[test]
+fn rows_without_a_usable_logit_give_token_zero_and_say_so() {
+    for params in [SamplingParams::greedy(), SamplingParams::default()] {
+        let mut sampler = Sampler::new(params, &[]);
+        assert_eq!(sampler.sample(&mut [f32::NAN, f32::NEG_INFINITY, f32::NAN], 0), 0);
+        assert!(sampler.was_degenerate());
+        assert_eq!(sampler.sample(&mut [f32::NAN, 1.0, f32::NEG_INFINITY], 1), 1);
+        assert!(!sampler.was_degenerate());
+        assert_ne!(sampler.sample(&mut [f32::NAN, f32::MAX, f32::INFINITY], 2), 0);
+    }
+    assert!(log_probabilities(&[f32::NAN, f32::NEG_INFINITY], 3).is_empty());
+}
+
+#[test]
+fn bad_parameters_are_named() {
+    let vocab_size = 100;
+    assert_eq!(SamplingParams::default().validate(vocab_size), Ok(()));
+    assert_eq!(SamplingParams::greedy().validate(vocab_size), Ok(()));
+    let refuse = |change: fn(&mut SamplingParams), message: &str| {
+        let mut params = SamplingParams::default();
+        change(&mut params);
+        assert_eq!(params.validate(vocab_size).unwrap_err().to_string(), message);
+    };
+    refuse(|p| p.temperature = f32::NAN, "temperature is NaN, must be from 0 to 100");
+    refuse(|p| p.temperature = -0.1, "temperature is -0.1, must be from 0 to 100");
+    refuse(|p| p.top_p = 1.5, "top_p is 1.5, must be from 0 to 1");
+    refuse(|p| p.min_p = -1.0, "min_p is -1, must be from 0 to 1");
+    refuse(|p| p.repeat_penalty = 0.0, "repeat_penalty is 0, must be from 0.01 to 100");
+    refuse(|p| p.frequency_penalty = f32::INFINITY, "frequency_penalty is inf, must be from -2 to 2");
+    refuse(|p| p.presence_penalty = -3.0, "presence_penalty is -3, must be from -2 to 2");
+    refuse(|p| p.logit_bias = vec![(1, f32::NAN)], "logit_bias is NaN, must be from -1000 to 1000");
+    refuse(
+        |p| p.logit_bias = vec![(100, 1.0)],
+        "logit_bias names token 100, must be from 0 to 99 (the vocabulary has 100 tokens)",
+    );
+    let many =
+        SamplingParams { logit_bias: vec![(0, 0.0); MAX_LOGIT_BIASES + 1], ..SamplingParams::default() };
+    assert_eq!(many.validate(vocab_size), Err(SamplingError::TooManyBiases { count: MAX_LOGIT_BIASES + 1 }));
+}
+
+#[test]
+fn missing_fields_are_the_defaults() {
+    let params: SamplingParams = serde_json::from_str(r#"{"top_k": 3, "logit_bias": [[5, -2.5]]}"#).unwrap();
+    assert_eq!(params, SamplingParams { top_k: 3, logit_bias: vec![(5, -2.5)], ..SamplingParams::default() });
+}
+
+/// `cargo test --release -p zllm-engine sampling -- --ignored --nocapture` prints the time of a draw.
+#[test]
+#[ignore = "prints times; nothing to check on a shared machine"]
+fn time_of_a_draw() {
+    let row: Vec<f32> = (0..262_144)
+        .map(|id| (0..6).map(|part| (random_u64(part, id) >> 40) as f32 / (1 << 22) as f32).sum::<f32>())
+        .collect();
+    let default = SamplingParams::default();
+    let open = SamplingParams { top_k: 0, top_p: 1.0, min_p: 0.0, ..default.clone() };
+    let top_p = SamplingParams { top_p: 0.95, ..open.clone() };
+    let min_p = SamplingParams { min_p: 0.05, ..open.clone() };
+    let all = [
+        ("greedy", SamplingParams::greedy()),
+        ("default", default),
+        ("open", open),
+        ("top-p", top_p),
+        ("min-p", min_p),
+    ];
+    for (name, params) in all {
+        let mut sampler = Sampler::new(params, &[]);
+        let mut rows = vec![row.clone(); 20];
+        let start = std::time::Instant::now();
+        let sum: u32 = rows.iter_mut().zip(0..).map(|(row, position)| sampler.sample(row, position)).sum();
+        println!("{name}: {:?} a draw ({sum})", start.elapsed() / 20);
+    }
+}
