@@ -2,5 +2,6 @@
 //! No async, no clock, no socket, no device handle, no `unsafe`.
 #![forbid(unsafe_code)]
 
+pub mod gguf;
 pub mod sampling;
 pub mod stop;

@@ -1,0 +1,307 @@
+//! Tensor records: name, shape, type and place, checked so that every tensor lies inside the file and shares no byte
+//! with another one.
+//!
+//! Source of the type numbers and sizes: the GGUF specification and `ggml.h` / `ggml-common.h` of ggml (facts only).
+
+use std::ops::Range;
+
+use zllm_kernels::blocks::BlockFormat;
+
+use super::{GgufFile, cursor::Cursor, error::GgufError, error::GgufErrorKind, limits, names::NameIndex};
+
+/// A type that GGUF knows: how many weights a block has, in how many bytes. Not all of them can be decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GgmlType {
+    /// The number in the file.
+    pub number: u32,
+    /// The name that users know.
+    pub name: &'static str,
+    /// Weights in a block.
+    pub block_len: usize,
+    /// Bytes of a block.
+    pub block_bytes: usize,
+}
+
+impl GgmlType {
+    /// The type of number `number`, or why there is none.
+    fn from_number(number: u32) -> Result<Self, Option<&'static str>> {
+        if let Some((_, name)) = REMOVED.into_iter().find(|(n, _)| *n == number) {
+            return Err(Some(name));
+        }
+        let known = KNOWN.into_iter().find(|(n, ..)| *n == number);
+        known
+            .map(|(number, name, block_len, block_bytes)| Self { number, name, block_len, block_bytes })
+            .ok_or(None)
+    }
+}
+
+/// Number, name, weights in a block, bytes of a block.
+const KNOWN: [(u32, &str, usize, usize); 35] = [
+    (0, "F32", 1, 4),
+    (1, "F16", 1, 2),
+    (2, "Q4_0", 32, 18),
+    (3, "Q4_1", 32, 20),
+    (6, "Q5_0", 32, 22),
+    (7, "Q5_1", 32, 24),
+    (8, "Q8_0", 32, 34),
+    (9, "Q8_1", 32, 36),
+    (10, "Q2_K", 256, 84),
+    (11, "Q3_K", 256, 110),
+    (12, "Q4_K", 256, 144),
+    (13, "Q5_K", 256, 176),
+    (14, "Q6_K", 256, 210),
+    (15, "Q8_K", 256, 292),
+    (16, "IQ2_XXS", 256, 66),
+    (17, "IQ2_XS", 256, 74),
+    (18, "IQ3_XXS", 256, 98),
+    (19, "IQ1_S", 256, 50),
+    (20, "IQ4_NL", 32, 18),
+    (21, "IQ3_S", 256, 110),
+    (22, "IQ2_S", 256, 82),
+    (23, "IQ4_XS", 256, 136),
+    (24, "I8", 1, 1),
+    (25, "I16", 1, 2),
+    (26, "I32", 1, 4),
+    (27, "I64", 1, 8),
+    (28, "F64", 1, 8),
+    (29, "IQ1_M", 256, 56),
+    (30, "BF16", 1, 2),
+    (34, "TQ1_0", 256, 54),
+    (35, "TQ2_0", 256, 66),
+    (39, "MXFP4", 32, 17),
+    (40, "NVFP4", 64, 36),
+    (41, "Q1_0", 128, 18),
+    (42, "Q2_0", 64, 18),
+];
+
+/// Numbers that old files may have, and what they meant.
+const REMOVED: [(u32, &str); 8] = [
+    (4, "Q4_2"),
+    (5, "Q4_3"),
+    (31, "Q4_0_4_4"),
+    (32, "Q4_0_4_8"),
+    (33, "Q4_0_8_8"),
+    (36, "IQ4_NL_4_4"),
+    (37, "IQ4_NL_4_8"),
+    (38, "IQ4_NL_8_8"),
+];
+
+/// One record of the tensor table.
+#[derive(Debug)]
+struct Record {
+    ggml_type: GgmlType,
+    dims: [usize; limits::MAX_DIMS],
+    dim_count: usize,
+    /// From the start of the file.
+    range: Range<usize>,
+}
+
+/// The parsed table of tensors, without the bytes that it points into.
+#[derive(Debug)]
+pub(super) struct Records {
+    records: Vec<Record>,
+    names: NameIndex,
+}
+
+impl Records {
+    /// Checks a count of tensors against the bytes that are left: a name's length, one byte of it, a dimension count,
+    /// one dimension, a type and an offset.
+    pub(super) fn check_count(cursor: &Cursor<'_>, count: u64) -> Result<usize, GgufErrorKind> {
+        const MIN_BYTES: usize = 8 + 1 + 4 + 8 + 4 + 8;
+        cursor.count(count, MIN_BYTES, limits::MAX_TENSORS, "tensors")
+    }
+
+    /// Reads `count` records from the cursor on; the data begins at the next multiple of `alignment` after them.
+    pub(super) fn read(cursor: &mut Cursor<'_>, count: u64, alignment: u32) -> Result<Self, GgufErrorKind> {
+        let count = Self::check_count(cursor, count)?;
+        let mut records = Vec::with_capacity(count);
+        let mut names = NameIndex::with_capacity(count);
+        for _ in 0..count {
+            let at = cursor.offset();
+            let name = cursor.name("tensor name", limits::MAX_TENSOR_NAME_BYTES)?;
+            if name.is_empty() {
+                return Err(GgufErrorKind::EmptyTensorName { offset: at });
+            }
+            records.push(record(cursor, name, alignment)?);
+            names.push(name, at);
+        }
+        names.finish().map_err(|(name, offset)| GgufErrorKind::DuplicateTensor { offset, name })?;
+        let mut table = Self { records, names };
+        table.place(cursor, alignment)?;
+        Ok(table)
+    }
+
+    /// Turns ranges of the data section into ranges of the file, and checks that they lie in it and apart.
+    fn place(&mut self, cursor: &Cursor<'_>, alignment: u32) -> Result<(), GgufErrorKind> {
+        let end_of_file = cursor.offset() + cursor.left();
+        let start = cursor.offset().checked_next_multiple_of(alignment as usize).unwrap_or(usize::MAX);
+        let available = end_of_file.saturating_sub(start);
+        let mut order: Vec<u32> = (0..).take(self.records.len()).collect();
+        order.sort_by_key(|&i| self.records[i as usize].range.start);
+        let mut previous: Option<usize> = None;
+        for i in order.into_iter().map(|i| i as usize) {
+            let range = self.records[i].range.clone();
+            if range.end > available {
+                let (name, at) = (self.names.name(i).to_owned(), range.start as u64);
+                return Err(GgufErrorKind::PastEnd { name, at, bytes: range.len() as u64, available });
+            }
+            if let Some(p) = previous
+                && self.records[p].range.end > start + range.start
+            {
+                let [first, second] = [p, i].map(|i| self.names.name(i).to_owned());
+                return Err(GgufErrorKind::Overlap { first, second, at: range.start });
+            }
+            self.records[i].range = start + range.start..start + range.end;
+            previous = Some(i);
+        }
+        Ok(())
+    }
+}
+
+/// Reads what follows a tensor's name. The record's range is still one of the data section.
+fn record(cursor: &mut Cursor<'_>, name: &str, alignment: u32) -> Result<Record, GgufErrorKind> {
+    let owned = || name.to_owned();
+    let offset = cursor.offset();
+    let found = cursor.u32("a tensor's dimension count")?;
+    let dim_count = found as usize;
+    if !(1..=limits::MAX_DIMS).contains(&dim_count) {
+        return Err(GgufErrorKind::DimensionCount { offset, name: owned(), found });
+    }
+    let mut dims = [1; limits::MAX_DIMS];
+    for (index, dim) in dims[..dim_count].iter_mut().enumerate() {
+        let offset = cursor.offset();
+        let found = i64::from_le_bytes(cursor.array("a tensor's dimension")?);
+        *dim = match usize::try_from(found) {
+            Ok(n) if n > 0 => n,
+            _ => return Err(GgufErrorKind::Dimension { offset, name: owned(), index, found }),
+        };
+    }
+    let offset = cursor.offset();
+    let found = cursor.u32("a tensor's type")?;
+    let ggml_type = GgmlType::from_number(found).map_err(|removed| match removed {
+        Some(format) => GgufErrorKind::RemovedTensorType { offset, name: owned(), found, format },
+        None => GgufErrorKind::UnknownTensorType { offset, name: owned(), found },
+    })?;
+    let bytes = size(name, &dims[..dim_count], ggml_type)?;
+    let at = cursor.u64("a tensor's offset")?;
+    if !at.is_multiple_of(alignment.into()) {
+        return Err(GgufErrorKind::Misaligned { name: owned(), found: at, alignment });
+    }
+    let past_end =
+        || GgufErrorKind::PastEnd { name: owned(), at, bytes: bytes as u64, available: cursor.left() };
+    let start = usize::try_from(at).map_err(|_| past_end())?;
+    let end = start.checked_add(bytes).ok_or_else(past_end)?;
+    Ok(Record { ggml_type, dims, dim_count, range: start..end })
+}
+
+/// The bytes of a tensor.
+fn size(name: &str, dims: &[usize], ggml_type: GgmlType) -> Result<usize, GgufErrorKind> {
+    let GgmlType { name: format, block_len, block_bytes, .. } = ggml_type;
+    if !dims[0].is_multiple_of(block_len) {
+        return Err(GgufErrorKind::RaggedRow {
+            name: name.to_owned(),
+            cols: dims[0] as u64,
+            format,
+            block_len,
+        });
+    }
+    let row_bytes = (dims[0] / block_len).checked_mul(block_bytes);
+    let bytes = dims[1..].iter().fold(row_bytes, |bytes, &dim| bytes?.checked_mul(dim));
+    // No slice is larger than `isize::MAX`, and GGUF counts in signed numbers.
+    let bytes = bytes.filter(|&bytes| isize::try_from(bytes).is_ok());
+    bytes.ok_or_else(|| GgufErrorKind::SizeOverflows { name: name.to_owned(), shape: format!("{dims:?}") })
+}
+
+/// A tensor of an open file.
+#[derive(Clone, Copy, Debug)]
+pub struct Tensor<'a> {
+    file: &'a GgufFile,
+    index: usize,
+}
+
+impl<'a> Tensor<'a> {
+    pub(super) fn find(file: &'a GgufFile, name: &str) -> Option<Self> {
+        file.records.names.find(name).map(|index| Self { file, index })
+    }
+
+    pub(super) fn all(file: &'a GgufFile) -> impl ExactSizeIterator<Item = Self> + use<'a> {
+        (0..file.records.records.len()).map(move |index| Self { file, index })
+    }
+
+    fn record(&self) -> &'a Record {
+        &self.file.records.records[self.index]
+    }
+
+    /// The name, e.g. `blk.0.attn_q.weight`.
+    pub fn name(&self) -> &'a str {
+        self.file.records.names.name(self.index)
+    }
+
+    /// The type, which may be one that cannot be decoded.
+    pub fn ggml_type(&self) -> GgmlType {
+        self.record().ggml_type
+    }
+
+    /// How the weights are packed.
+    ///
+    /// # Errors
+    /// This format cannot be decoded yet; the message names the tensor and the formats that can.
+    pub fn format(&self) -> Result<BlockFormat, GgufError> {
+        let GgmlType { number, name: format, .. } = self.ggml_type();
+        BlockFormat::from_ggml_type(number).ok_or_else(|| {
+            let known = BlockFormat::ALL.map(BlockFormat::name).join(", ");
+            self.file.error(GgufErrorKind::UndecodableFormat { name: self.name().to_owned(), format, known })
+        })
+    }
+
+    /// The shape in the file's order, innermost first: `dims()[0]` is the length of a row. One to four, none is 0.
+    pub fn dims(&self) -> &'a [usize] {
+        let record = self.record();
+        &record.dims[..record.dim_count]
+    }
+
+    /// Weights in a row.
+    pub fn cols(&self) -> usize {
+        self.record().dims[0]
+    }
+
+    /// Rows, counted over all outer dimensions.
+    pub fn rows(&self) -> usize {
+        self.record().dims[1..].iter().product()
+    }
+
+    /// The packed weights, rows one after the other.
+    pub fn bytes(&self) -> &'a [u8] {
+        &self.file.bytes()[self.range()]
+    }
+
+    /// Where the packed weights lie in the file; what [`GgufFile::give_back`] takes.
+    pub fn range(&self) -> Range<usize> {
+        self.record().range.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_agree_with_the_decoders() {
+        for format in BlockFormat::ALL {
+            let known = GgmlType::from_number(format.ggml_type()).expect("every decodable format is known");
+            assert_eq!(known.name, format.name());
+            assert_eq!((known.block_len, known.block_bytes), (format.block_len(), format.block_bytes()));
+        }
+    }
+
+    #[test]
+    fn a_number_is_known_or_removed_but_not_both() {
+        for (number, name, ..) in KNOWN {
+            assert_eq!(GgmlType::from_number(number).map(|t| t.name), Ok(name));
+        }
+        for (number, name) in REMOVED {
+            assert_eq!(GgmlType::from_number(number), Err(Some(name)));
+        }
+        assert_eq!(GgmlType::from_number(43), Err(None));
+    }
+}
