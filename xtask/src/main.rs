@@ -1,3 +1,67 @@
-//! xtask
+//! `cargo xtask COMMAND`: the commands of this repository, one file each.
+//!
+//! Depends on nothing of ours, so that it also runs while our crates do not compile; what it needs of them it runs as
+//! programs. Every harness here has a test that proves it fails on bad input.
 #![forbid(unsafe_code)]
-fn main() {}
+
+mod bench;
+mod canaries;
+mod ci;
+mod clock;
+mod models;
+mod process;
+mod quickstart;
+mod running_daemon;
+mod test;
+mod tidy;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+const USAGE: &str = "usage: cargo xtask COMMAND
+
+  quickstart         build zllm, fetch a small model, start the daemon, stream one answer, stop the daemon
+  test [ARGS]        fetch the test models, then run every test (ARGS go to `cargo test`)
+  ci                 what must pass before a change lands: fmt, clippy, tidy, canaries, units, a smoke run, tests
+  tidy               arrows between crates, file headers, line budgets, `unsafe` only in kernels, no leaks
+  canaries           prove that every ban of clippy.toml and every denied lint is caught
+  models [NAME..]    fetch the test models into the cache and check their sha256
+  bench [ARGS]       prefill and decode beside llama.cpp; `cargo xtask bench --help` lists ARGS
+";
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
+    let mut args = std::env::args().skip(1);
+    let command = args.next().unwrap_or_default();
+    let rest: Vec<String> = args.collect();
+    match (command.as_str(), rest.as_slice()) {
+        ("quickstart", []) => quickstart::run(),
+        ("test", _) => test::run(&rest),
+        ("ci", []) => ci::run(),
+        ("tidy", []) => tidy::run(),
+        ("canaries", []) => canaries::run(),
+        ("models", names) => models::run(names),
+        ("bench", _) => bench::run(&rest),
+        ("help" | "--help" | "-h", _) => {
+            print!("{USAGE}");
+            Ok(())
+        }
+        ("quickstart" | "ci" | "tidy" | "canaries", extra) => {
+            bail!("`cargo xtask {command}` takes no arguments, got {extra:?}")
+        }
+        _ => {
+            eprint!("{USAGE}");
+            bail!("no command {command:?}")
+        }
+    }
+}

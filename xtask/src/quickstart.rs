@@ -1,0 +1,45 @@
+//! `cargo xtask quickstart`: from a fresh clone to a streamed answer, with nothing left running.
+
+use std::process::Stdio;
+
+use anyhow::{Context, Result, bail};
+
+use crate::running_daemon::{Profile, Programs, RunningDaemon};
+use crate::{models, process};
+
+const MODEL: &str = "smollm2-135m";
+const PROMPT: &str = "Why is the sky blue? Answer in two sentences.";
+
+/// Builds zllm in release, pulls the model, starts a daemon, streams one answer, stops the daemon.
+pub(crate) fn run() -> Result<()> {
+    process::catch_signals()?;
+    eprintln!("building zllmd and zllmctl (the first time takes a few minutes)");
+    let programs = Programs::build(Profile::Release)?;
+    let daemon = start(&programs)?;
+    eprintln!("zllmctl run {MODEL} {PROMPT:?}\n");
+    process::run(daemon.zllmctl().args(["run", MODEL, PROMPT])).with_context(|| daemon.log_tail())?;
+    daemon.stop()?;
+    eprintln!("\nthe daemon is stopped; README.md says how to start one that stays");
+    Ok(())
+}
+
+/// The same with the binaries of the dev profile and the output checked; returns the daemon's metrics after the run.
+pub(crate) fn smoke() -> Result<String> {
+    process::catch_signals()?;
+    let daemon = start(&Programs::build(Profile::Dev)?)?;
+    let output = daemon.zllmctl().args(["run", MODEL, PROMPT]).stdin(Stdio::null()).output()?;
+    let (answer, rest) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    if !output.status.success() || answer.trim().is_empty() {
+        bail!("zllmctl run: {}, answer {answer:?}, stderr {rest:?}\n{}", output.status, daemon.log_tail());
+    }
+    let metrics = daemon.metrics()?;
+    daemon.stop()?;
+    println!("smoke: {:?}", answer.trim());
+    Ok(metrics)
+}
+
+fn start(programs: &Programs) -> Result<RunningDaemon> {
+    let models_dir = models::cache_dir()?;
+    models::ensure(&[models::find(MODEL)?], &models_dir, || std::process::Command::new(&programs.zllmctl))?;
+    RunningDaemon::start(programs, &models_dir)
+}

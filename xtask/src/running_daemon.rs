@@ -1,0 +1,217 @@
+//! A `zllmd` of our own with a scratch folder: started until it says READY, stopped whatever happens.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use tempfile::TempDir;
+
+use crate::{clock, process};
+
+/// Loading a small model takes a second or two; a cold disk may need more.
+const READY_WITHIN: Duration = Duration::from_secs(120);
+/// How long the daemon may take to drain before it is killed.
+const STOP_WITHIN: Duration = Duration::from_secs(20);
+
+/// The two programs of zllm.
+#[derive(Debug, Clone)]
+pub(crate) struct Programs {
+    pub(crate) zllmd: PathBuf,
+    pub(crate) zllmctl: PathBuf,
+}
+
+/// How to build the programs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Profile {
+    Dev,
+    Release,
+}
+
+impl Programs {
+    /// Builds both programs.
+    pub(crate) fn build(profile: Profile) -> Result<Self> {
+        let mut build = process::cargo();
+        build.args(["build", "--package", "zllmd", "--package", "zllmctl", "--bins"]);
+        let folder = match profile {
+            Profile::Dev => "debug",
+            Profile::Release => {
+                build.arg("--release");
+                "release"
+            }
+        };
+        process::run(&mut build)?;
+        let folder = process::target_dir()?.join(folder);
+        Ok(Self { zllmd: folder.join("zllmd"), zllmctl: folder.join("zllmctl") })
+    }
+}
+
+/// Dropping it stops the daemon and removes its folder.
+#[derive(Debug)]
+pub(crate) struct RunningDaemon {
+    child: Child,
+    programs: Programs,
+    folder: TempDir,
+}
+
+impl RunningDaemon {
+    /// Starts a daemon that serves the models of `models_dir` and waits until it says READY.
+    pub(crate) fn start(programs: &Programs, models_dir: &Path) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("zllm-").tempdir().context("no scratch folder")?;
+        let notify = UnixDatagram::bind(folder.path().join("notify")).context("no notify socket")?;
+        notify.set_read_timeout(Some(Duration::from_millis(50)))?;
+        let config = folder.path().join("zllmd.toml");
+        fs::write(&config, config_text(folder.path(), models_dir))?;
+        let child = Command::new(&programs.zllmd)
+            .arg("--config")
+            .arg(&config)
+            .env("NOTIFY_SOCKET", folder.path().join("notify"))
+            .env_remove("ZLLM_SOCKET")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(folder.path().join("zllmd.log"))?)
+            .spawn()
+            .with_context(|| format!("could not start {}", programs.zllmd.display()))?;
+        let mut daemon = Self { child, programs: programs.clone(), folder };
+        daemon.wait_until_ready(&notify)?;
+        Ok(daemon)
+    }
+
+    /// `zllmctl` that talks to this daemon.
+    pub(crate) fn zllmctl(&self) -> Command {
+        let mut command = Command::new(&self.programs.zllmctl);
+        command.env("ZLLM_SOCKET", socket_in(self.folder.path()));
+        command
+    }
+
+    /// The text of the daemon's `/metrics`, fetched over its Unix socket.
+    pub(crate) fn metrics(&self) -> Result<String> {
+        let mut stream = UnixStream::connect(metrics_in(self.folder.path())).context("the metrics socket")?;
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).context("reading /metrics")?;
+        let (head, body) = answer.split_once("\r\n\r\n").context("/metrics: no HTTP answer")?;
+        if !head.lines().next().is_some_and(|status| status.contains(" 200 ")) {
+            bail!("/metrics answered {head:?}");
+        }
+        Ok(body.to_owned())
+    }
+
+    /// Asks the daemon to stop, as a user would, and waits until it is gone.
+    pub(crate) fn stop(mut self) -> Result<()> {
+        process::run(self.zllmctl().arg("stop").stdout(Stdio::null()))?;
+        let give_up = clock::now() + STOP_WITHIN;
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                if !status.success() {
+                    bail!("zllmd ended with {status}\n{}", self.log_tail());
+                }
+                break;
+            }
+            process::check_interrupted()?;
+            if clock::now() > give_up {
+                bail!("zllmd still runs {STOP_WITHIN:?} after `zllmctl stop`\n{}", self.log_tail());
+            }
+            std::thread::sleep(process::POLL);
+        }
+        if socket_in(self.folder.path()).exists() {
+            bail!("zllmd left its socket behind");
+        }
+        Ok(())
+    }
+
+    /// The last lines of the daemon's log.
+    pub(crate) fn log_tail(&self) -> String {
+        let log = fs::read_to_string(self.folder.path().join("zllmd.log")).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(20)..].join("\n")
+    }
+
+    fn wait_until_ready(&mut self, notify: &UnixDatagram) -> Result<()> {
+        let give_up = clock::now() + READY_WITHIN;
+        let mut message = [0; 4096];
+        while clock::now() < give_up {
+            process::check_interrupted()?;
+            if let Some(status) = self.child.try_wait()? {
+                bail!("zllmd ended before it was ready: {status}\n{}", self.log_tail());
+            }
+            match notify.recv(&mut message) {
+                Ok(length) if says_ready(&message[..length]) => return Ok(()),
+                Ok(_) => {}
+                Err(error) if is_timeout(&error) => {}
+                Err(error) => return Err(error).context("the notify socket"),
+            }
+        }
+        bail!("zllmd was not ready within {READY_WITHIN:?}\n{}", self.log_tail())
+    }
+}
+
+impl Drop for RunningDaemon {
+    fn drop(&mut self) {
+        if let Err(error) = process::terminate(&mut self.child, STOP_WITHIN) {
+            eprintln!("could not stop zllmd (process {}): {error:#}", self.child.id());
+        }
+    }
+}
+
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
+}
+
+/// systemd's protocol: lines of `KEY=value` in one datagram.
+fn says_ready(message: &[u8]) -> bool {
+    message.split(|byte| *byte == b'\n').any(|line| line == b"READY=1")
+}
+
+fn socket_in(folder: &Path) -> PathBuf {
+    folder.join("zllmd.sock")
+}
+
+fn metrics_in(folder: &Path) -> PathBuf {
+    folder.join("metrics.sock")
+}
+
+/// Everything that the daemon writes or listens on lies in the scratch folder, so that it meets no other daemon.
+fn config_text(folder: &Path, models_dir: &Path) -> String {
+    let quoted = |path: &Path| toml::Value::from(path.to_string_lossy().into_owned()).to_string();
+    format!(
+        "socket = {}\nmodels_dir = {}\nstate_dir = {}\n\n[metrics]\nsocket = {}\n",
+        quoted(&socket_in(folder)),
+        quoted(models_dir),
+        quoted(&folder.join("state")),
+        quoted(&metrics_in(folder)),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// A "zllmd" that is a shell script.
+    fn script(folder: &Path, text: &str) -> Programs {
+        let zllmd = folder.join("zllmd");
+        fs::write(&zllmd, format!("#!/bin/sh\n{text}\n")).unwrap();
+        fs::set_permissions(&zllmd, fs::Permissions::from_mode(0o755)).unwrap();
+        Programs { zllmd, zllmctl: PathBuf::from("true") }
+    }
+
+    #[test]
+    fn a_daemon_that_dies_before_it_is_ready_is_an_error_with_its_log() {
+        let folder = tempfile::tempdir().unwrap();
+        let programs = script(folder.path(), "echo no such model >&2; exit 3");
+        let error = RunningDaemon::start(&programs, folder.path()).unwrap_err().to_string();
+        assert!(error.contains("exit status: 3") && error.contains("no such model"), "{error}");
+    }
+
+    #[test]
+    fn only_ready_is_ready() {
+        assert!(says_ready(b"STATUS=loading\nREADY=1\n"));
+        assert!(!says_ready(b"STATUS=READY=1\n"));
+        assert!(!says_ready(b"READY=10"));
+    }
+}
