@@ -313,6 +313,7 @@ fn missing_fields_are_the_defaults() {
 /// `cargo test --release -p zllm-engine sampling -- --ignored --nocapture` prints the time of a draw.
 #[test]
 #[ignore = "prints times; nothing to check on a shared machine"]
+#[expect(clippy::disallowed_methods, reason = "measures what a draw costs")]
 fn time_of_a_draw() {
     let row: Vec<f32> = (0..262_144)
         .map(|id| (0..6).map(|part| (random_u64(part, id) >> 40) as f32 / (1 << 22) as f32).sum::<f32>())
