@@ -3,5 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod gguf;
+pub mod message;
 pub mod sampling;
 pub mod stop;
+pub mod template;

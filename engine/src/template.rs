@@ -1,0 +1,185 @@
+//! Chat templates: a conversation becomes the prompt that its model was trained with.
+//!
+//! Templates are Jinja2, written for Python; they run through minijinja with what differs put right in the files
+//! below, so that the text is the same, byte for byte, as Python's Jinja2 gives in the sandbox that Hugging Face's
+//! `apply_chat_template` uses (`trim_blocks`, `lstrip_blocks`, loop controls, `{% generation %}`, `tojson` as
+//! `json.dumps`, `raise_exception`, `strftime_now`).
+//!
+//! A template comes with a model file and is not trusted: source size, recursion, work and memory are bounded.
+
+mod filters;
+mod generation;
+mod json;
+mod methods;
+mod python;
+mod strftime;
+#[cfg(test)]
+mod tests;
+
+use crate::message::Message;
+use minijinja::value::Value;
+use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior};
+use std::sync::Arc;
+use thiserror::Error as ThisError;
+
+/// Longest template source, in bytes. The largest in use have some 30 KiB.
+pub const MAX_SOURCE_BYTES: usize = 256 * 1024;
+/// Work one rendering may do: instructions, and 64 bytes of data each. Bounds it to seconds and some 600 MB.
+const FUEL: u64 = 10_000_000;
+/// Nested macro calls and the like; each takes stack.
+const RECURSION_LIMIT: usize = 100;
+const NAME: &str = "chat_template";
+
+/// What the template's author could rely on besides the conversation.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TemplateContext {
+    /// Text of the token that begins a sequence; empty if the model has none.
+    pub bos_token: String,
+    /// Text of the token that ends a sequence; empty if the model has none.
+    pub eos_token: String,
+}
+
+/// One conversation to render.
+#[derive(Debug, Clone, Copy)]
+pub struct Conversation<'a> {
+    /// Its messages, oldest first.
+    pub messages: &'a [Message],
+    /// Tool definitions, a JSON array; `None` gives the template `none`.
+    pub tools: Option<&'a serde_json::Value>,
+    /// Whether to end with the header of the assistant's next message.
+    pub add_generation_prompt: bool,
+    /// Variables of this template's own, such as `enable_thinking`; they go before all others.
+    pub extra: Option<&'a serde_json::Map<String, serde_json::Value>>,
+    /// Seconds since 1970-01-01 UTC for `strftime_now`; without it templates find no such function.
+    pub now_unix_s: Option<i64>,
+}
+
+impl<'a> Conversation<'a> {
+    /// Messages alone, to be answered.
+    pub fn new(messages: &'a [Message]) -> Self {
+        Self { messages, tools: None, add_generation_prompt: true, extra: None, now_unix_s: None }
+    }
+}
+
+/// Why there is no prompt.
+#[derive(Debug, Clone, PartialEq, Eq, ThisError)]
+pub enum TemplateError {
+    /// The source is over [`MAX_SOURCE_BYTES`].
+    #[error("chat template has {bytes} bytes, must have at most {MAX_SOURCE_BYTES}")]
+    TooLarge {
+        /// Its size.
+        bytes: usize,
+    },
+    /// The source is no template.
+    #[error("chat template line {line}: {message}")]
+    Syntax {
+        /// From 1.
+        line: usize,
+        /// What is wrong.
+        message: String,
+    },
+    /// The template refused the conversation (`raise_exception`), in its own words.
+    #[error("{0}")]
+    Raised(String),
+    /// The template did more work than a template may.
+    #[error("chat template did more work than allowed (the limit is {FUEL} steps)")]
+    OutOfFuel,
+    /// Rendering failed.
+    #[error("chat template line {line}: {message}")]
+    Render {
+        /// From 1; 0 if unknown.
+        line: usize,
+        /// What is wrong.
+        message: String,
+    },
+}
+
+/// A compiled template; cheap to render from many threads.
+#[derive(Debug, Clone)]
+pub struct ChatTemplate {
+    environment: Arc<Environment<'static>>,
+    context: TemplateContext,
+}
+
+impl ChatTemplate {
+    /// Compiles `source`.
+    pub fn new(source: &str, context: TemplateContext) -> Result<Self, TemplateError> {
+        if source.len() > MAX_SOURCE_BYTES {
+            return Err(TemplateError::TooLarge { bytes: source.len() });
+        }
+        let mut environment = Environment::new();
+        environment.set_syntax(generation::syntax());
+        environment.set_undefined_behavior(UndefinedBehavior::Lenient);
+        environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+        environment
+            .set_formatter(|out, _, value| out.write_str(&python::to_str(value)?).map_err(Error::from));
+        environment.set_unknown_method_callback(methods::call);
+        environment.set_recursion_limit(RECURSION_LIMIT);
+        environment.set_fuel(Some(FUEL));
+        filters::register(&mut environment);
+        environment.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
+            let raised = Raised(python::to_str(message)?);
+            Err(Error::new(ErrorKind::InvalidOperation, "raised by the template").with_source(raised))
+        });
+        let syntax_error =
+            |error: Error| TemplateError::Syntax { line: line_of(&error), message: message_of(&error) };
+        let source = generation::replace_tags(source).map_err(syntax_error)?;
+        environment.add_template_owned(NAME, source).map_err(syntax_error)?;
+        Ok(Self { environment: Arc::new(environment), context })
+    }
+
+    /// Renders a conversation.
+    pub fn render(&self, conversation: &Conversation<'_>) -> Result<String, TemplateError> {
+        let messages = conversation.messages.iter().map(|message| json::object_to_value(message.fields()));
+        let mut variables = vec![
+            ("messages", Value::from(messages.collect::<Vec<_>>())),
+            ("tools", conversation.tools.map_or(Value::from(()), json::to_value)),
+            ("documents", Value::from(())),
+            ("add_generation_prompt", conversation.add_generation_prompt.into()),
+            ("bos_token", self.context.bos_token.as_str().into()),
+            ("eos_token", self.context.eos_token.as_str().into()),
+        ];
+        if let Some(now) = conversation.now_unix_s {
+            let strftime_now = move |format: &str| strftime::format(now, format);
+            variables.push(("strftime_now", Value::from_function(strftime_now)));
+        }
+        for (name, value) in conversation.extra.into_iter().flatten() {
+            variables.retain(|&(known, _)| known != name);
+            variables.push((name, json::to_value(value)));
+        }
+        let variables = Value::from_pairs(variables);
+        let template = self.environment.get_template(NAME).map_err(render_error)?;
+        template.render(variables).map_err(render_error)
+    }
+}
+
+/// Carries `raise_exception`'s message through minijinja's errors.
+#[derive(Debug, ThisError)]
+#[error("{0}")]
+struct Raised(String);
+
+fn render_error(error: Error) -> TemplateError {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+    while let Some(current) = cause {
+        if let Some(Raised(message)) = current.downcast_ref() {
+            return TemplateError::Raised(message.clone());
+        }
+        if current.downcast_ref::<Error>().is_some_and(|error| error.kind() == ErrorKind::OutOfFuel) {
+            return TemplateError::OutOfFuel;
+        }
+        cause = current.source();
+    }
+    TemplateError::Render { line: line_of(&error), message: message_of(&error) }
+}
+
+fn line_of(error: &Error) -> usize {
+    error.line().unwrap_or(0)
+}
+
+/// The message without minijinja's template name and line.
+fn message_of(error: &Error) -> String {
+    match error.detail() {
+        Some(detail) => detail.to_string(),
+        None => error.kind().to_string(),
+    }
+}
