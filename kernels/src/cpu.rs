@@ -1,5 +1,10 @@
 //! The CPU backend: thread pool, instruction sets, packed products, attention over paged KV.
 
+pub mod attention;
 pub mod buffer;
 pub mod isa;
+pub mod kv;
+pub(crate) mod math;
 pub mod pool;
+mod share;
+pub(crate) mod simd;
