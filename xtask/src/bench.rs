@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use self::result::{Median, Row, Run, check_ratios, table};
+use self::result::{Median, Row, Run, check_ratios, rates_table, resources_table};
 use crate::{models, process};
 use anyhow::{Context, Result, bail};
 
@@ -21,7 +21,7 @@ const USAGE: &str = "usage: cargo xtask bench [--rounds N] [--threads N] [--mode
   --rounds N        how often each program runs (default 5)
   --threads N       threads of each program (default: the physical cores)
   --model NAME      only this model; may be given again
-  --no-write        print the table and leave docs/PERFORMANCE.md alone
+  --no-write        print the tables and leave README.md and docs/PERFORMANCE.md alone
   --at-least RATIO  fail when ours / llama.cpp is below this anywhere
 
 ZLLM_PEER_PYTHON names a Python that has llama-cpp-python (built from source, so that it uses this CPU's instructions);
@@ -29,7 +29,6 @@ without it ours is measured alone and nothing is written.
 ";
 const PREFILL_TOKENS: u32 = 512;
 const DECODE_TOKENS: u32 = 128;
-const DOCUMENT: &str = "docs/PERFORMANCE.md";
 const BEGIN: &str = "<!-- cargo xtask bench: begin -->";
 const END: &str = "<!-- cargo xtask bench: end -->";
 
@@ -42,7 +41,7 @@ struct Options {
     at_least: f64,
 }
 
-/// Measures, prints the table, and writes it into the document.
+/// Measures, prints the tables, and writes them into the documents.
 pub(crate) fn run(args: &[String]) -> Result<()> {
     if args.iter().any(|arg| arg == "--help" || arg == "-h") {
         print!("{USAGE}");
@@ -73,17 +72,19 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         rows.push(measure(name, &model, &ours, peer.as_deref(), &options)?);
     }
     let (rounds, threads) = (options.rounds, options.threads);
-    let text = format!(
-        "{}; {threads} threads; medians of {rounds} rounds; `cargo xtask bench --rounds {rounds} --threads {threads}`.\n\n{}",
-        machine(peer.as_deref())?,
-        table(&rows)
-    );
-    println!("{text}");
+    let command = format!("cargo xtask bench --rounds {rounds} --threads {threads}");
+    let how =
+        format!("{}; {threads} threads; medians of {rounds} rounds; `{command}`.", machine(peer.as_deref())?);
+    let short = format!("{how}\n\n{}", rates_table(&rows));
+    let long = format!("{short}\n{}", resources_table(&rows));
+    println!("{long}");
     if options.write && peer.is_some() && options.models.is_empty() {
-        let path = process::root().join(DOCUMENT);
-        let document = fs::read_to_string(&path).context(DOCUMENT)?;
-        fs::write(&path, spliced(&document, &text)?)?;
-        println!("written to {DOCUMENT}");
+        for (name, text) in [("README.md", &short), ("docs/PERFORMANCE.md", &long)] {
+            let path = process::root().join(name);
+            let document = fs::read_to_string(&path).context(name)?;
+            fs::write(&path, spliced(&document, text).context(name)?)?;
+            println!("written to {name}");
+        }
     }
     check_ratios(&rows, options.at_least)
 }
@@ -143,9 +144,8 @@ fn measured(command: &mut Command, options: &Options) -> Result<Run> {
 
 /// The document with what stands between the two markers replaced.
 fn spliced(document: &str, text: &str) -> Result<String> {
-    let (before, rest) =
-        document.split_once(BEGIN).with_context(|| format!("{DOCUMENT} has no line {BEGIN}"))?;
-    let (_, after) = rest.split_once(END).with_context(|| format!("{DOCUMENT} has no line {END}"))?;
+    let (before, rest) = document.split_once(BEGIN).with_context(|| format!("no line {BEGIN}"))?;
+    let (_, after) = rest.split_once(END).with_context(|| format!("no line {END}"))?;
     Ok(format!("{before}{BEGIN}\n\n{}\n\n{END}{after}", text.trim()))
 }
 

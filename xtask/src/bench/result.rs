@@ -102,9 +102,8 @@ impl Row {
     }
 }
 
-/// Two Markdown tables: rates with their ratio, then load time and memory.
-pub(super) fn table(rows: &[Row]) -> String {
-    let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
+/// A Markdown table of the rates and their ratios.
+pub(super) fn rates_table(rows: &[Row]) -> String {
     let mut text =
         "| model | test | zllm, tokens/s | llama.cpp, tokens/s | ratio | max/min: zllm | llama.cpp |\n\
         |---|---|---:|---:|---:|---:|---:|\n"
@@ -120,9 +119,14 @@ pub(super) fn table(rows: &[Row]) -> String {
             ));
         }
     }
-    text.push_str(
-        "\n| model | load, s: zllm | llama.cpp | peak memory, MB: zllm | llama.cpp |\n|---|---:|---:|---:|---:|\n",
-    );
+    text
+}
+
+/// A Markdown table of load times and memory.
+pub(super) fn resources_table(rows: &[Row]) -> String {
+    let mut text = "| model | load, s: zllm | llama.cpp | peak memory, MB: zllm | llama.cpp |\n\
+        |---|---:|---:|---:|---:|\n"
+        .to_owned();
     for Row { model, ours, peer } in rows {
         let peer_load = or_dash(peer.map(|peer| format!("{:.2}", peer.load_s)));
         let peer_memory = or_dash(peer.map(|peer| format!("{:.0}", peer.peak_rss_bytes / 1e6)));
@@ -147,6 +151,10 @@ pub(super) fn check_ratios(rows: &[Row], at_least: f64) -> Result<()> {
         bail!("below {at_least} of llama.cpp: {}", slow.join("; "));
     }
     Ok(())
+}
+
+fn or_dash(value: Option<String>) -> String {
+    value.unwrap_or_else(|| "-".to_owned())
 }
 
 fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
@@ -206,13 +214,15 @@ mod tests {
     }
 
     #[test]
-    fn the_table_names_every_row() {
-        let text = table(&[row(one(20.0, 5.0), Some(one(10.0, 10.0)))]);
+    fn the_tables_name_every_row() {
+        let rows = [row(one(20.0, 5.0), Some(one(10.0, 10.0)))];
+        let text = rates_table(&rows);
         assert!(text.contains("| m | prefill 512 | 20.0 | 10.0 | 2.00 | 1.00 | 1.00 |"), "{text}");
         assert!(text.contains("| m | decode 128 | 5.0 | 10.0 | 0.50 | 1.00 | 1.00 |"), "{text}");
-        assert!(text.contains("| m | 0.50 | 0.50 | 200 | 200 |"), "{text}");
+        assert!(resources_table(&rows).contains("| m | 0.50 | 0.50 | 200 | 200 |"));
         assert!(
-            table(&[row(one(20.0, 5.0), None)]).contains("| m | prefill 512 | 20.0 | - | - | 1.00 | - |")
+            rates_table(&[row(one(20.0, 5.0), None)])
+                .contains("| m | prefill 512 | 20.0 | - | - | 1.00 | - |")
         );
     }
 }
