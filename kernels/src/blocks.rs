@@ -4,6 +4,7 @@
 
 mod decode;
 pub use decode::decode_row;
+pub(crate) use decode::{MAX_BLOCK_LEN, Scales, six_bit_pair, unpack_codes};
 
 /// How a tensor's numbers are packed. A block is the smallest unit: `block_len` weights in `block_bytes` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

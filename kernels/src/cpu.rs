@@ -5,6 +5,7 @@ pub mod buffer;
 pub mod isa;
 pub mod kv;
 pub(crate) mod math;
+pub mod matmul;
 pub mod pool;
 mod share;
 pub(crate) mod simd;

@@ -1,0 +1,160 @@
+//! AVX2 with FMA: 8 rows a vector, `vpmaddubsw` adds two products to an i16, `vpmaddwd` two of those to an i32.
+//!
+//! A 16-bit sum of two products of a code and an activation (at most 127) never overflows: codes of 4 bits leave room for 8
+//! of them, of 5 bits for 4, of 6 bits for 2. 8-bit codes are multiplied as signed numbers, the sign moved to the activation
+//! (128 * 127 * 2 fits).
+
+use super::{
+    GroupJob,
+    layout::{Format, QUADS, with_format},
+    rows::{Quantised, quantise_plain},
+    simd::Simd,
+    tile,
+    weight::pack_groups_plain,
+};
+use crate::blocks::BlockFormat;
+use std::arch::x86_64::*;
+
+/// How many 16-bit sums of two products may be added for codes of `bits` bits.
+const fn sums_that_fit(bits: usize) -> usize {
+    match bits {
+        4 => QUADS,
+        5 => 4,
+        6 => 2,
+        _ => 1,
+    }
+}
+
+const fn largest_sum(bits: usize) -> usize {
+    let code = if bits == 8 { 128 } else { (1 << bits) - 1 };
+    sums_that_fit(bits) * 2 * code * 127
+}
+const _: () = assert!(largest_sum(4) <= i16::MAX as usize && largest_sum(5) <= i16::MAX as usize);
+const _: () = assert!(largest_sum(6) <= i16::MAX as usize && largest_sum(8) <= i16::MAX as usize);
+
+/// Runs a job.
+///
+/// # Safety
+/// As for [`super::run`].
+pub(super) unsafe fn run(job: &GroupJob) {
+    // SAFETY: as the caller promises.
+    unsafe { with_format!(job.format, F => quantised::<F>(job), _ => floats(job)) }
+}
+
+/// # Safety
+/// As for [`super::run`].
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn quantised<F: Format>(job: &GroupJob) {
+    // SAFETY: as the caller promises.
+    unsafe { tile::run_quantised::<Avx2, F>(job) }
+}
+
+/// # Safety
+/// As for [`super::run`].
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn floats(job: &GroupJob) {
+    // SAFETY: as the caller promises.
+    unsafe { tile::run_floats::<Avx2>(job) }
+}
+
+/// See [`super::weight`].
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn pack_groups(format: BlockFormat, cols: usize, rows: &[u8], out: &mut [u8]) {
+    pack_groups_plain(format, cols, rows, out);
+}
+
+/// See [`super::rows`].
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn quantise(input: &[f32], out: Quantised<'_>) {
+    quantise_plain(input, out);
+}
+
+#[derive(Clone, Copy)]
+struct Avx2;
+
+/// Defines trait methods of single expressions.
+macro_rules! methods {
+    ($(fn $name:ident($($arg:ident: $type:ty),*) $(-> $ret:ty)? = $body:expr;)*) => {$(
+        #[inline(always)]
+        unsafe fn $name($($arg: $type),*) $(-> $ret)? {
+            // SAFETY: the caller has the instruction set, and its pointers cover what is loaded or stored.
+            unsafe { $body }
+        }
+    )*};
+}
+
+impl Simd for Avx2 {
+    const LANES: usize = 8;
+    const TILE_ROWS: usize = 3;
+    const SIGNED_BYTES: bool = true;
+    type Codes = __m256i;
+    type Ints = __m256i;
+    type Partial = __m256i;
+    type Floats = __m256;
+
+    #[inline(always)]
+    fn quads_between_settles(bits: usize) -> usize {
+        sums_that_fit(bits)
+    }
+
+    methods! {
+        fn load_codes(from: *const u8) -> __m256i = _mm256_loadu_si256(from.cast());
+        fn store_codes(to: *mut u8, codes: __m256i) = _mm256_storeu_si256(to.cast(), codes);
+        fn low_nibbles(codes: __m256i) -> __m256i = _mm256_and_si256(codes, _mm256_set1_epi8(15));
+        fn high_nibbles(codes: __m256i) -> __m256i =
+            _mm256_and_si256(_mm256_srli_epi16(codes, 4), _mm256_set1_epi8(15));
+        fn add_fifth_bits(nibbles: __m256i, bits: *const u8) -> __m256i = {
+            // Byte i of the word to bytes 8i.., then each byte keeps its own bit.
+            let spread = _mm256_set_epi64x(
+                0x0303_0303_0303_0303,
+                0x0202_0202_0202_0202,
+                0x0101_0101_0101_0101,
+                0
+            );
+            let own = _mm256_set1_epi64x(0x8040_2010_0804_0201u64.cast_signed());
+            let word = _mm256_set1_epi32(bits.cast::<i32>().read_unaligned());
+            let set = _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(word, spread), own), own);
+            _mm256_or_si256(nibbles, _mm256_and_si256(set, _mm256_set1_epi8(16)))
+        };
+        fn add_high_bits(nibbles: __m256i, high: __m256i, field: usize) -> __m256i = {
+            let placed = match field {
+                0 => _mm256_slli_epi16(high, 4),
+                1 => _mm256_slli_epi16(high, 2),
+                2 => high,
+                _ => _mm256_srli_epi16(high, 2),
+            };
+            _mm256_or_si256(nibbles, _mm256_and_si256(placed, _mm256_set1_epi8(0x30)))
+        };
+        fn four_activations(from: *const i8) -> __m256i = _mm256_set1_epi32(from.cast::<i32>().read_unaligned());
+        fn ints(value: i32) -> __m256i = _mm256_set1_epi32(value);
+        fn no_partial() -> __m256i = _mm256_setzero_si256();
+        fn dot(ints: &mut __m256i, partial: &mut __m256i, bits: usize, codes: __m256i, activations: __m256i) = {
+            let _ = &ints;
+            let pairs = if bits == 8 {
+                let weights = _mm256_xor_si256(codes, _mm256_set1_epi8(-128));
+                _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(activations, weights))
+            } else {
+                _mm256_maddubs_epi16(codes, activations)
+            };
+            *partial = _mm256_add_epi16(*partial, pairs);
+        };
+        fn settle(ints: &mut __m256i, partial: &mut __m256i) = {
+            *ints = _mm256_add_epi32(*ints, _mm256_madd_epi16(*partial, _mm256_set1_epi16(1)));
+            *partial = _mm256_setzero_si256();
+        };
+        fn floats(value: f32) -> __m256 = _mm256_set1_ps(value);
+        fn load_floats(from: *const f32) -> __m256 = _mm256_loadu_ps(from);
+        fn store_floats(to: *mut f32, value: __m256) = _mm256_storeu_ps(to, value);
+        fn load_halves(from: *const u8) -> __m256 = _mm256_cvtph_ps(_mm_loadu_si128(from.cast()));
+        fn load_bfloats(from: *const u8) -> __m256 = _mm256_castsi256_ps(_mm256_slli_epi32(
+            _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast())),
+            16
+        ));
+        fn to_floats(ints: __m256i) -> __m256 = _mm256_cvtepi32_ps(ints);
+        fn mul(a: __m256, b: __m256) -> __m256 = _mm256_mul_ps(a, b);
+        fn fma(a: __m256, b: __m256, c: __m256) -> __m256 = _mm256_fmadd_ps(a, b, c);
+        fn load_lane_bytes(from: *const u8) -> __m128i = _mm_loadl_epi64(from.cast());
+        fn unsigned_bytes(bytes: __m128i) -> __m256 = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
+        fn signed_bytes(bytes: __m128i) -> __m256 = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+    }
+}

@@ -1,0 +1,125 @@
+//! AVX-512 with VNNI: 16 rows a vector, `vpdpbusd` adds four products a lane to an i32.
+
+use super::{
+    GroupJob,
+    layout::{Format, QUADS, with_format},
+    rows::{Quantised, quantise_plain},
+    simd::Simd,
+    tile,
+    weight::pack_groups_plain,
+};
+use crate::blocks::BlockFormat;
+use std::arch::x86_64::*;
+
+/// Runs a job.
+///
+/// # Safety
+/// As for [`super::run`].
+pub(super) unsafe fn run(job: &GroupJob) {
+    // SAFETY: as the caller promises.
+    unsafe { with_format!(job.format, F => quantised::<F>(job), _ => floats(job)) }
+}
+
+/// # Safety
+/// As for [`super::run`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn quantised<F: Format>(job: &GroupJob) {
+    // SAFETY: as the caller promises.
+    unsafe { tile::run_quantised::<Avx512, F>(job) }
+}
+
+/// # Safety
+/// As for [`super::run`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn floats(job: &GroupJob) {
+    // SAFETY: as the caller promises.
+    unsafe { tile::run_floats::<Avx512>(job) }
+}
+
+/// See [`super::weight`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(super) fn pack_groups(format: BlockFormat, cols: usize, rows: &[u8], out: &mut [u8]) {
+    pack_groups_plain(format, cols, rows, out);
+}
+
+/// See [`super::rows`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(super) fn quantise(input: &[f32], out: Quantised<'_>) {
+    quantise_plain(input, out);
+}
+
+#[derive(Clone, Copy)]
+struct Avx512;
+
+/// Defines trait methods of single expressions.
+macro_rules! methods {
+    ($(fn $name:ident($($arg:ident: $type:ty),*) $(-> $ret:ty)? = $body:expr;)*) => {$(
+        #[inline(always)]
+        unsafe fn $name($($arg: $type),*) $(-> $ret)? {
+            // SAFETY: the caller has the instruction set, and its pointers cover what is loaded or stored.
+            unsafe { $body }
+        }
+    )*};
+}
+
+impl Simd for Avx512 {
+    const LANES: usize = 16;
+    const TILE_ROWS: usize = 6;
+    const SIGNED_BYTES: bool = false;
+    type Codes = __m512i;
+    type Ints = __m512i;
+    type Partial = ();
+    type Floats = __m512;
+
+    // The ints take every product at once.
+    #[inline(always)]
+    unsafe fn no_partial() {}
+    #[inline(always)]
+    unsafe fn settle(_ints: &mut __m512i, _partial: &mut ()) {}
+    #[inline(always)]
+    fn quads_between_settles(_bits: usize) -> usize {
+        QUADS
+    }
+
+    methods! {
+        fn load_codes(from: *const u8) -> __m512i = _mm512_loadu_si512(from.cast());
+        fn store_codes(to: *mut u8, codes: __m512i) = _mm512_storeu_si512(to.cast(), codes);
+        fn low_nibbles(codes: __m512i) -> __m512i = _mm512_and_si512(codes, _mm512_set1_epi8(15));
+        fn high_nibbles(codes: __m512i) -> __m512i =
+            _mm512_and_si512(_mm512_srli_epi16(codes, 4), _mm512_set1_epi8(15));
+        fn add_fifth_bits(nibbles: __m512i, bits: *const u8) -> __m512i = _mm512_mask_add_epi8(
+            nibbles,
+            bits.cast::<u64>().read_unaligned(),
+            nibbles,
+            _mm512_set1_epi8(16)
+        );
+        fn add_high_bits(nibbles: __m512i, high: __m512i, field: usize) -> __m512i = {
+            let placed = match field {
+                0 => _mm512_slli_epi16(high, 4),
+                1 => _mm512_slli_epi16(high, 2),
+                2 => high,
+                _ => _mm512_srli_epi16(high, 2),
+            };
+            // (placed & 0x30) | nibbles
+            _mm512_ternarylogic_epi32(placed, _mm512_set1_epi8(0x30), nibbles, 0xea)
+        };
+        fn four_activations(from: *const i8) -> __m512i = _mm512_set1_epi32(from.cast::<i32>().read_unaligned());
+        fn ints(value: i32) -> __m512i = _mm512_set1_epi32(value);
+        fn dot(ints: &mut __m512i, _partial: &mut (), _bits: usize, codes: __m512i, activations: __m512i) =
+            *ints = _mm512_dpbusd_epi32(*ints, codes, activations);
+        fn floats(value: f32) -> __m512 = _mm512_set1_ps(value);
+        fn load_floats(from: *const f32) -> __m512 = _mm512_loadu_ps(from);
+        fn store_floats(to: *mut f32, value: __m512) = _mm512_storeu_ps(to, value);
+        fn load_halves(from: *const u8) -> __m512 = _mm512_cvtph_ps(_mm256_loadu_si256(from.cast()));
+        fn load_bfloats(from: *const u8) -> __m512 = _mm512_castsi512_ps(_mm512_slli_epi32(
+            _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast())),
+            16
+        ));
+        fn to_floats(ints: __m512i) -> __m512 = _mm512_cvtepi32_ps(ints);
+        fn mul(a: __m512, b: __m512) -> __m512 = _mm512_mul_ps(a, b);
+        fn fma(a: __m512, b: __m512, c: __m512) -> __m512 = _mm512_fmadd_ps(a, b, c);
+        fn load_lane_bytes(from: *const u8) -> __m128i = _mm_loadu_si128(from.cast());
+        fn unsigned_bytes(bytes: __m128i) -> __m512 = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
+        fn signed_bytes(bytes: __m128i) -> __m512 = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+    }
+}

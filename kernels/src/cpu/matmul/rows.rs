@@ -1,0 +1,286 @@
+//! Activations as the kernels read them: signed bytes with one scale per 32, made once for all weights of a call.
+//!
+//! A block of 32 values `x` becomes `q = round(x * (127 / max |x|))`, half to even, and `scale = max |x| / 127`: symmetric, so
+//! that no code is -128 and every product with an unsigned weight code fits the 16-bit sums of AVX2. The greatest magnitude is
+//! taken on the bit patterns (their order is that of the numbers, with infinities and NaN on top), so its order is free. A
+//! block with a non-finite value gets the scale NaN and codes 0: its outputs are NaN. A block below `SMALLEST_MAGNITUDE` is 0.
+//! Plain Rust, compiled for each instruction set: nothing here can round differently.
+
+use super::layout::{BLOCK_COLS, GROUP_ROWS};
+use crate::{
+    blocks::BlockFormat,
+    cpu::{
+        buffer::{AlignedBuffer, Plain},
+        isa::Isa,
+        pool::{Pool, SharedMut},
+    },
+};
+use std::ops::Range;
+
+/// Below it 127 / magnitude could overflow; such activations are noise beside any weight.
+const SMALLEST_MAGNITUDE: f32 = 1e-36;
+/// Blocks in a piece of the parallel quantisation: about 1 us of work.
+const BLOCKS_IN_PIECE: usize = 128;
+/// 1.5 * 2^23: adding it rounds a small float to an integer, half to even, in the low bits of the pattern.
+const ROUNDER: f32 = 12_582_912.0;
+
+/// Code offsets that formats subtract, and into how many sums a block's activations fall for them.
+const STARTS: [(i32, usize); 4] = [(8, 1), (16, 1), (128, 1), (32, 2)];
+
+/// Which of `STARTS` a format needs.
+fn start_kind(format: BlockFormat) -> Option<usize> {
+    STARTS.iter().position(|&(offset, _)| offset == format.code_offset())
+}
+
+/// Working memory of [`super::multiply`]: grows to the largest call and is then reused. One per caller.
+#[derive(Default)]
+pub struct RowsScratch {
+    codes: Grown<i8>,
+    scale: Grown<f32>,
+    scaled_sum: Grown<f32>,
+    starts: [Grown<i32>; STARTS.len()],
+    /// A decoded group for each thread.
+    decoded: Grown<u8>,
+    /// Outputs of a partial group for each thread.
+    staging: Grown<f32>,
+}
+
+impl RowsScratch {
+    /// Empty; the first call grows it.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Quantises `input` (rows of `cols` values, `cols` a multiple of 32) for the formats of `formats`.
+    pub(super) fn quantise(
+        &mut self,
+        pool: &Pool,
+        isa: Isa,
+        input: &[f32],
+        formats: impl Iterator<Item = BlockFormat>,
+    ) {
+        let mut wanted = [false; STARTS.len()];
+        formats.filter_map(start_kind).for_each(|kind| wanted[kind] = true);
+        let blocks = input.len() / BLOCK_COLS;
+        let codes = SharedMut::new(self.codes.at_least(blocks * BLOCK_COLS));
+        let scale = SharedMut::new(self.scale.at_least(blocks));
+        let scaled_sum = SharedMut::new(self.scaled_sum.at_least(blocks));
+        let mut starts = STARTS.map(|_| SharedMut::new(&mut []));
+        for (kind, (buffer, (_, sums))) in self.starts.iter_mut().zip(STARTS).enumerate() {
+            if wanted[kind] {
+                starts[kind] = SharedMut::new(buffer.at_least(blocks * sums));
+            }
+        }
+        pool.split(
+            blocks,
+            BLOCKS_IN_PIECE.max(blocks.div_ceil(64 * pool.threads())),
+            &|piece: Range<usize>, _| {
+                let by = |n: usize| piece.start * n..piece.end * n;
+                // SAFETY: pieces do not overlap, and each block has its own elements in every buffer.
+                let out = unsafe {
+                    Quantised {
+                        codes: codes.slice(by(BLOCK_COLS)),
+                        scale: scale.slice(by(1)),
+                        scaled_sum: scaled_sum.slice(by(1)),
+                        starts: std::array::from_fn(|kind| match wanted[kind] {
+                            true => starts[kind].slice(by(STARTS[kind].1)),
+                            false => &mut [],
+                        }),
+                    }
+                };
+                quantise_blocks(isa, &input[by(BLOCK_COLS)], out);
+            },
+        );
+    }
+
+    /// The quantised rows, and each thread's staging of `m * 32` outputs and `decoded_bytes` for a decoded group.
+    pub(super) fn for_kernels(
+        &mut self,
+        threads: usize,
+        m: usize,
+        decoded_bytes: usize,
+    ) -> (RowsOfFormats, SharedMut<'_, f32>, SharedMut<'_, u8>) {
+        let rows = RowsOfFormats {
+            codes: self.codes.as_ptr(),
+            scale: self.scale.as_ptr(),
+            scaled_sum: self.scaled_sum.as_ptr(),
+            starts: std::array::from_fn(|kind| self.starts[kind].as_ptr()),
+        };
+        let staging = SharedMut::new(self.staging.at_least(threads * m * GROUP_ROWS));
+        (rows, staging, SharedMut::new(self.decoded.at_least(threads * decoded_bytes)))
+    }
+}
+
+/// The quantised rows of a call, for any of its formats. Valid until the scratch grows or is quantised into again.
+#[derive(Clone, Copy)]
+pub(super) struct RowsOfFormats {
+    codes: *const i8,
+    scale: *const f32,
+    scaled_sum: *const f32,
+    starts: [*const i32; STARTS.len()],
+}
+
+// SAFETY: only read, while the scratch that owns the memory is borrowed by `multiply`.
+unsafe impl Sync for RowsOfFormats {}
+
+impl RowsOfFormats {
+    /// The rows as a kernel of `format` reads them.
+    pub(super) fn for_format(&self, format: BlockFormat) -> Rows {
+        let starts = start_kind(format).map_or(std::ptr::null(), |kind| self.starts[kind]);
+        Rows { codes: self.codes, scale: self.scale, scaled_sum: self.scaled_sum, starts }
+    }
+}
+
+/// Quantised activations of `m` rows.
+#[derive(Clone, Copy)]
+pub(super) struct Rows {
+    /// `[m][cols]`
+    pub(super) codes: *const i8,
+    /// `[m][cols / 32]`
+    pub(super) scale: *const f32,
+    /// `[m][cols / 32]`: scale times the sum of the codes, for minima
+    pub(super) scaled_sum: *const f32,
+    /// `[m][cols / 32]`, Q6_K `[m][cols / 16]`: minus the weights' offset times the sum of the codes; null without offset
+    pub(super) starts: *const i32,
+}
+
+/// Parts of the scratch for a run of blocks.
+pub(super) struct Quantised<'a> {
+    codes: &'a mut [i8],
+    scale: &'a mut [f32],
+    scaled_sum: &'a mut [f32],
+    /// empty where not wanted
+    starts: [&'a mut [i32]; STARTS.len()],
+}
+
+fn quantise_blocks(isa: Isa, input: &[f32], out: Quantised<'_>) {
+    match isa {
+        Isa::Scalar => quantise_plain(input, out),
+        // SAFETY: `multiply` has checked that the machine has the instruction set.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => unsafe { super::avx2::quantise(input, out) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => unsafe { super::avx512::quantise(input, out) },
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => unreachable!("{} is not supported here", isa.name()),
+    }
+}
+
+/// The body that every instruction set compiles for itself.
+#[inline(always)]
+pub(super) fn quantise_plain(input: &[f32], out: Quantised<'_>) {
+    let Quantised { codes, scale, scaled_sum, mut starts } = out;
+    let (input, codes) = (input.as_chunks::<BLOCK_COLS>().0, codes.as_chunks_mut::<BLOCK_COLS>().0);
+    for (b, (x, q)) in input.iter().zip(codes).enumerate() {
+        let top = x.iter().fold(0, |top: i32, v| top.max((v.to_bits() & 0x7fff_ffff).cast_signed()));
+        let magnitude = f32::from_bits(top.cast_unsigned());
+        let usable = magnitude.is_finite() && magnitude >= SMALLEST_MAGNITUDE;
+        let factor = if usable { 127.0 / magnitude } else { 0.0 };
+        let mut sums = [0i32; 2];
+        for (half, sum) in sums.iter_mut().enumerate() {
+            for (v, code) in x[16 * half..][..16].iter().zip(&mut q[16 * half..][..16]) {
+                let product = if usable { v * factor } else { 0.0 };
+                let rounded = (product + ROUNDER).to_bits().wrapping_sub(ROUNDER.to_bits()).cast_signed();
+                *code = rounded as i8;
+                *sum += rounded;
+            }
+        }
+        let step = if magnitude.is_finite() { magnitude * usable_factor(usable) / 127.0 } else { f32::NAN };
+        scale[b] = step;
+        scaled_sum[b] = step * (sums[0] + sums[1]) as f32;
+        for (start, (offset, count)) in starts.iter_mut().zip(STARTS) {
+            if start.is_empty() {
+                continue;
+            }
+            if count == 2 {
+                start[2 * b] = -offset * sums[0];
+                start[2 * b + 1] = -offset * sums[1];
+            } else {
+                start[b] = -offset * (sums[0] + sums[1]);
+            }
+        }
+    }
+}
+
+/// 1 for a block that is coded, 0 for one that is too small.
+#[inline(always)]
+fn usable_factor(usable: bool) -> f32 {
+    if usable { 1.0 } else { 0.0 }
+}
+
+/// A buffer that only grows; its contents do not survive that.
+pub(super) struct Grown<T: Plain>(AlignedBuffer<T>);
+
+impl<T: Plain> Default for Grown<T> {
+    fn default() -> Self {
+        Self(AlignedBuffer::zeroed(0))
+    }
+}
+
+impl<T: Plain> Grown<T> {
+    /// The first `len` elements, whatever they hold.
+    pub(super) fn at_least(&mut self, len: usize) -> &mut [T] {
+        if self.0.len() < len {
+            // The old memory goes first, so that the peak is one buffer.
+            self.0 = AlignedBuffer::zeroed(0);
+            self.0 = AlignedBuffer::zeroed(len);
+        }
+        &mut self.0[..len]
+    }
+
+    fn as_ptr(&self) -> *const T {
+        self.0.as_ptr()
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    fn quantised(input: &[f32]) -> (Vec<i8>, Vec<f32>, Vec<f32>, [Vec<i32>; 4]) {
+        let blocks = input.len() / BLOCK_COLS;
+        let mut codes = vec![0; input.len()];
+        let (mut scale, mut scaled_sum) = (vec![0.0; blocks], vec![0.0; blocks]);
+        let mut starts = STARTS.map(|(_, sums)| vec![0; blocks * sums]);
+        quantise_plain(
+            input,
+            Quantised {
+                codes: &mut codes,
+                scale: &mut scale,
+                scaled_sum: &mut scaled_sum,
+                starts: starts.each_mut().map(Vec::as_mut_slice),
+            },
+        );
+        (codes, scale, scaled_sum, starts)
+    }
+
+    /// Activations after the rounding.
+    pub(in super::super) fn rounded(input: &[f32]) -> Vec<f32> {
+        let (codes, scale, ..) = quantised(input);
+        codes.iter().enumerate().map(|(i, &q)| f32::from(q) * scale[i / BLOCK_COLS]).collect()
+    }
+
+    #[test]
+    fn codes_are_the_nearest_even_multiples_and_sums_are_theirs() {
+        let mut input = vec![0.0f32; 32];
+        input[..6].copy_from_slice(&[127.0, -127.0, 0.5, 1.5, -2.5, 63.49]);
+        input[20] = 40.0;
+        let (codes, scale, scaled_sum, starts) = quantised(&input);
+        assert_eq!(codes[..6], [127, -127, 0, 2, -2, 63]);
+        assert_eq!((scale[0], scaled_sum[0]), (1.0, 103.0));
+        assert_eq!(starts, [vec![-8 * 103], vec![-16 * 103], vec![-128 * 103], vec![-32 * 63, -32 * 40]]);
+    }
+
+    #[test]
+    fn extremes_stay_in_range() {
+        for magnitude in [f32::MAX, 1e30, 1.0, 1e-30, 1e-36, 1e-37, f32::from_bits(1), 0.0] {
+            let input: Vec<f32> = (0..32).map(|i| magnitude * ((i as f32 - 16.0) / 16.0)).collect();
+            let (codes, scale, ..) = quantised(&input);
+            assert!(codes.iter().all(|&q| q >= -127) && scale[0].is_finite(), "{magnitude}");
+            assert_eq!(codes[0], if magnitude >= 1e-36 { -127 } else { 0 }, "{magnitude}");
+        }
+        let (codes, scale, ..) = quantised(&[f32::NAN; 32]);
+        assert!(codes.iter().all(|&q| q == 0) && scale[0].is_nan());
+    }
+}

@@ -1,0 +1,84 @@
+//! What an instruction set must offer for the tiles of [`super::tile`]. One thin file each implements it.
+//!
+//! Methods must be inlined into a function that has the instruction set's target features enabled: as calls of their own they
+//! would be wrong in calling convention and slow. Hence `#[inline(always)]` on every one of them and on every generic above.
+
+use std::arch::x86_64::__m128i;
+
+/// Vectors of an instruction set: `LANES` rows of a group each.
+///
+/// # Safety
+/// All methods: the machine has the instruction set; pointers cover a vector (or what the method says).
+pub(super) trait Simd: Copy {
+    /// Rows in a vector of ints or floats.
+    const LANES: usize;
+    /// Most rows of activations in a tile of two vectors.
+    const TILE_ROWS: usize;
+    /// Whether 8-bit codes are multiplied as signed numbers, so that their offset is not corrected for.
+    const SIGNED_BYTES: bool;
+
+    /// Four unsigned codes a lane, or four signed activations in every lane.
+    type Codes: Copy;
+    /// One i32 a lane.
+    type Ints: Copy;
+    /// Sums on their way to `Ints`.
+    type Partial: Copy;
+    /// One f32 a lane.
+    type Floats: Copy;
+
+    /// Loads codes.
+    unsafe fn load_codes(from: *const u8) -> Self::Codes;
+    /// Stores codes.
+    unsafe fn store_codes(to: *mut u8, codes: Self::Codes);
+    /// The low nibble of each byte.
+    unsafe fn low_nibbles(codes: Self::Codes) -> Self::Codes;
+    /// The high nibble of each byte.
+    unsafe fn high_nibbles(codes: Self::Codes) -> Self::Codes;
+    /// Adds 16 to each nibble whose bit is set; a bit for each byte of a vector at `bits`.
+    unsafe fn add_fifth_bits(nibbles: Self::Codes, bits: *const u8) -> Self::Codes;
+    /// Puts bits `2 * field ..` of each byte of `high` on top of a nibble.
+    unsafe fn add_high_bits(nibbles: Self::Codes, high: Self::Codes, field: usize) -> Self::Codes;
+
+    /// Four activations at `from`, in every lane.
+    unsafe fn four_activations(from: *const i8) -> Self::Codes;
+    /// The same int in every lane.
+    unsafe fn ints(value: i32) -> Self::Ints;
+    /// No sums.
+    unsafe fn no_partial() -> Self::Partial;
+    /// Adds the products of codes of `bits` bits and activations; must be followed by `settle` after every
+    /// [`Self::quads_between_settles`] of them.
+    unsafe fn dot(
+        ints: &mut Self::Ints,
+        partial: &mut Self::Partial,
+        bits: usize,
+        codes: Self::Codes,
+        activations: Self::Codes,
+    );
+    /// Moves partial sums to the ints.
+    unsafe fn settle(ints: &mut Self::Ints, partial: &mut Self::Partial);
+    /// How many `dot`s the partial sums hold for codes of `bits` bits: a power of two.
+    fn quads_between_settles(bits: usize) -> usize;
+
+    /// The same float in every lane.
+    unsafe fn floats(value: f32) -> Self::Floats;
+    /// Loads f32.
+    unsafe fn load_floats(from: *const f32) -> Self::Floats;
+    /// Stores f32.
+    unsafe fn store_floats(to: *mut f32, value: Self::Floats);
+    /// Loads f16.
+    unsafe fn load_halves(from: *const u8) -> Self::Floats;
+    /// Loads bf16.
+    unsafe fn load_bfloats(from: *const u8) -> Self::Floats;
+    /// Ints to floats.
+    unsafe fn to_floats(ints: Self::Ints) -> Self::Floats;
+    /// a * b
+    unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// a * b + c, rounded once
+    unsafe fn fma(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+    /// One byte a lane, in the low bytes.
+    unsafe fn load_lane_bytes(from: *const u8) -> __m128i;
+    /// Unsigned lane bytes as floats.
+    unsafe fn unsigned_bytes(bytes: __m128i) -> Self::Floats;
+    /// Signed lane bytes as floats.
+    unsafe fn signed_bytes(bytes: __m128i) -> Self::Floats;
+}

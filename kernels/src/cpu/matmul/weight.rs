@@ -1,0 +1,213 @@
+//! A weight matrix in the packed layout of [`super::layout`]: made once at load, then only read.
+
+use super::{
+    layout::{self, BLOCK_COLS, Format, GROUP_ROWS, QUADS, code_at, scales_at, with_format},
+    pack::pack_group,
+};
+use crate::{
+    blocks::{self, BlockFormat},
+    cpu::{
+        buffer::AlignedBuffer,
+        isa::Isa,
+        pool::{Pool, SharedMut},
+    },
+};
+use std::ops::Range;
+
+/// Why a matrix cannot be packed.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum PackError {
+    /// Columns do not fill whole blocks.
+    #[error("{cols} columns are not a whole number of {format} blocks of {block}", block = format.block_len())]
+    PartialBlock {
+        /// the format
+        format: BlockFormat,
+        /// columns asked for
+        cols: usize,
+    },
+    /// The matrix has no rows or no columns.
+    #[error("a {rows} x {cols} matrix holds nothing")]
+    Empty {
+        /// rows asked for
+        rows: usize,
+        /// columns asked for
+        cols: usize,
+    },
+    /// The bytes are not those of the matrix.
+    #[error("a {rows} x {cols} {format} matrix does not have {bytes} bytes")]
+    WrongSize {
+        /// the format
+        format: BlockFormat,
+        /// rows asked for
+        rows: usize,
+        /// columns asked for
+        cols: usize,
+        /// bytes given
+        bytes: usize,
+    },
+    /// The machine lacks the instruction set.
+    #[error("this machine does not have {}; use one of {:?}", .0.name(), Isa::available())]
+    Unsupported(Isa),
+}
+
+/// A matrix of `rows` outputs by `cols` inputs. The layout is the same for every instruction set.
+pub struct PackedWeight {
+    format: BlockFormat,
+    rows: usize,
+    cols: usize,
+    group_bytes: usize,
+    groups: AlignedBuffer<u8>,
+}
+
+impl PackedWeight {
+    /// Packs a matrix from its file bytes (`rows` rows of `cols` weights, one after another).
+    pub fn pack(
+        pool: &Pool,
+        isa: Isa,
+        format: BlockFormat,
+        rows: usize,
+        cols: usize,
+        bytes: &[u8],
+    ) -> Result<Self, PackError> {
+        Self::pack_and_release(pool, isa, format, rows, cols, bytes, &|_| {})
+    }
+
+    /// [`Self::pack`] that calls `release` with each range of `bytes` as soon as it is not needed any more, from any
+    /// thread, so that the caller can give the file's pages back and the peak stays at one copy. Ranges do not overlap
+    /// and cover all of `bytes`.
+    pub fn pack_and_release(
+        pool: &Pool,
+        isa: Isa,
+        format: BlockFormat,
+        rows: usize,
+        cols: usize,
+        bytes: &[u8],
+        release: &(dyn Fn(Range<usize>) + Sync),
+    ) -> Result<Self, PackError> {
+        if rows == 0 || cols == 0 {
+            return Err(PackError::Empty { rows, cols });
+        }
+        if !cols.is_multiple_of(format.block_len()) {
+            return Err(PackError::PartialBlock { format, cols });
+        }
+        let wrong_size = PackError::WrongSize { format, rows, cols, bytes: bytes.len() };
+        let (Some(row_bytes), Some(group_bytes)) =
+            (format.row_bytes(cols), layout::group_bytes(format, cols))
+        else {
+            return Err(wrong_size);
+        };
+        if row_bytes.checked_mul(rows) != Some(bytes.len()) {
+            return Err(wrong_size);
+        }
+        if !isa.is_supported() {
+            return Err(PackError::Unsupported(isa));
+        }
+        let group_count = rows.div_ceil(GROUP_ROWS);
+        let packed_bytes = group_bytes.checked_mul(group_count).ok_or(wrong_size)?;
+        let mut groups = AlignedBuffer::zeroed(packed_bytes);
+        let out = SharedMut::new(&mut groups);
+        // Pieces of about a megabyte: enough to make a release worth its system call.
+        let grain = (1usize << 20).div_ceil(group_bytes);
+        pool.split(group_count, grain, &|piece, _| {
+            let done =
+                piece.start * GROUP_ROWS * row_bytes..(piece.end * GROUP_ROWS * row_bytes).min(bytes.len());
+            // SAFETY: pieces do not overlap, and each group belongs to one piece.
+            let out = unsafe { out.slice(piece.start * group_bytes..piece.end * group_bytes) };
+            pack_groups(isa, format, cols, &bytes[done.clone()], out);
+            release(done);
+        });
+        Ok(Self { format, rows, cols, group_bytes, groups })
+    }
+
+    /// Outputs.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Inputs.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// The file's block format.
+    pub fn format(&self) -> BlockFormat {
+        self.format
+    }
+
+    /// Memory in use: the file's bytes a weight, rows padded to a multiple of 32.
+    pub fn bytes(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// Bytes of 32 rows.
+    pub(super) fn group_bytes(&self) -> usize {
+        self.group_bytes
+    }
+
+    /// All groups, one after another.
+    pub(super) fn groups(&self) -> &[u8] {
+        &self.groups
+    }
+
+    /// Decodes one row to f32, equal to the last bit to decoding it from the file: an embedding needs no second copy.
+    ///
+    /// # Panics
+    /// When there is no such row or `out` is not `cols` long.
+    pub fn decode_row(&self, row: usize, out: &mut [f32]) {
+        assert!(row < self.rows, "row {row} of {}", self.rows);
+        assert_eq!(out.len(), self.cols, "columns");
+        let group = &self.groups[row / GROUP_ROWS * self.group_bytes..][..self.group_bytes];
+        let lane = row % GROUP_ROWS;
+        with_format!(self.format, F => decode_lane::<F>(group, lane, out), _ => {
+            let width = self.format.block_bytes();
+            for (column, value) in group.chunks_exact(GROUP_ROWS * width).zip(out) {
+                blocks::decode_row(self.format, &column[lane * width..][..width], std::slice::from_mut(value));
+            }
+        });
+    }
+}
+
+fn decode_lane<F: Format>(group: &[u8], lane: usize, out: &mut [f32]) {
+    let span = F::FORMAT.scale_span();
+    for (b, out) in out.chunks_exact_mut(BLOCK_COLS).enumerate() {
+        let header = &group[F::header_at(b)..][..F::HEADER_BYTES];
+        let packed = &group[F::codes_at(b)..][..F::CODE_BYTES];
+        let mut codes = [0u8; BLOCK_COLS];
+        for quad in 0..QUADS {
+            for i in 0..4 {
+                codes[4 * quad + i] = code_at::<F>(packed, quad, 4 * lane + i);
+            }
+        }
+        let first = b % F::UNIT_BLOCKS * F::SPANS;
+        for (s, (out, codes)) in out.chunks_exact_mut(span).zip(codes.chunks_exact(span)).enumerate() {
+            scales_at::<F>(header, first + s, lane).apply(F::FORMAT, codes, out);
+        }
+    }
+}
+
+/// Packs consecutive groups with the instructions of `isa`, which the machine has.
+fn pack_groups(isa: Isa, format: BlockFormat, cols: usize, rows: &[u8], out: &mut [u8]) {
+    match isa {
+        Isa::Scalar => pack_groups_plain(format, cols, rows, out),
+        // SAFETY: `pack_and_release` has checked that the machine has the instruction set.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => unsafe { super::avx2::pack_groups(format, cols, rows, out) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => unsafe { super::avx512::pack_groups(format, cols, rows, out) },
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => unreachable!("{} is not supported here", isa.name()),
+    }
+}
+
+/// The body that every instruction set compiles for itself.
+#[inline(always)]
+pub(super) fn pack_groups_plain(format: BlockFormat, cols: usize, rows: &[u8], out: &mut [u8]) {
+    let (Some(row_bytes), Some(group_bytes)) = (format.row_bytes(cols), layout::group_bytes(format, cols))
+    else {
+        unreachable!("checked by pack_and_release")
+    };
+    for (rows, group) in rows.chunks(GROUP_ROWS * row_bytes).zip(out.chunks_exact_mut(group_bytes)) {
+        pack_group(format, cols, rows, group);
+    }
+}
