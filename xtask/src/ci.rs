@@ -19,6 +19,10 @@ pub(crate) fn run() -> Result<()> {
         process::run(process::cargo().args(clippy))
     })?;
     step("canaries", canaries::run)?;
+    step("rustdoc", || {
+        let rustdoc = ["doc", "--quiet", "--workspace", "--no-deps", "--locked"];
+        process::run(process::cargo().args(rustdoc).env("RUSTDOCFLAGS", "--deny warnings"))
+    })?;
     step("cargo deny", cargo_deny)?;
     step("systemd units", systemd_units)?;
     step("smoke run and metrics", smoke)?;

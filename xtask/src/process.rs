@@ -71,7 +71,7 @@ pub(crate) fn wait(child: &mut Child) -> Result<ExitStatus> {
 pub(crate) fn terminate(child: &mut Child, patience: Duration) -> Result<ExitStatus> {
     let give_up = crate::clock::now() + patience;
     let pid = Pid::from_raw(i32::try_from(child.id())?);
-    // Not yet waited for, so the pid is still the child's own; ESRCH cannot hit a stranger.
+    // A child that nobody has waited for keeps its pid, so the signal cannot hit a stranger.
     if child.try_wait()?.is_none() {
         kill(pid, Signal::SIGTERM).with_context(|| format!("could not signal process {pid}"))?;
     }

@@ -209,6 +209,18 @@ mod tests {
     }
 
     #[test]
+    fn a_dropped_daemon_is_gone_with_its_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let scratch = folder.path().to_owned();
+        let child = Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = nix::unistd::Pid::from_raw(child.id().try_into().unwrap());
+        let programs = script(&scratch, "true");
+        drop(RunningDaemon { child, programs, folder });
+        assert_eq!(nix::sys::signal::kill(pid, None), Err(nix::errno::Errno::ESRCH));
+        assert!(!scratch.exists());
+    }
+
+    #[test]
     fn only_ready_is_ready() {
         assert!(says_ready(b"STATUS=loading\nREADY=1\n"));
         assert!(!says_ready(b"STATUS=READY=1\n"));
