@@ -86,6 +86,17 @@ impl<'a> Metadata<'a> {
         (0..self.len()).map(move |i| (this.table.names.name(i), this.value(i)))
     }
 
+    /// All entries as the file has them, sorted by key: the key, the type and the value's bytes. For fingerprints.
+    pub fn iter_raw(&self) -> impl Iterator<Item = (&'a str, ValueType, &'a [u8])> + use<'a> {
+        let this = *self;
+        this.table.names.sorted().map(move |i| {
+            let Entry { value_type, offset } = this.table.entries[i];
+            let mut cursor = Cursor::at(this.bytes, offset);
+            value::read(&mut cursor, value_type, "").expect("the value was checked when the file was opened");
+            (this.table.names.name(i), value_type, cursor.since(offset))
+        })
+    }
+
     /// The unsigned integer of `key`, if it is there.
     ///
     /// # Errors

@@ -38,6 +38,11 @@ impl NameIndex {
         Some(self.sorted[found] as usize)
     }
 
+    /// The positions in the order of the names.
+    pub(super) fn sorted(&self) -> impl Iterator<Item = usize> {
+        self.sorted.iter().map(|&i| i as usize)
+    }
+
     /// The name at `position` of the file's order.
     pub(super) fn name(&self, position: usize) -> &str {
         &self.names[position].0

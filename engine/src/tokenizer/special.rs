@@ -1,0 +1,170 @@
+//! Tokens that are found in a text as they stand, before the model's own rules, and those that end a generation.
+
+use aho_corasick::{AhoCorasick, MatchKind};
+
+use super::{
+    error::VocabularyFault,
+    vocabulary::{TokenKind, Vocabulary},
+};
+
+/// Tokens that end a turn or a text in some family of models. A model that was trained with one emits it where it is
+/// done, and files forget to name more than one; they also forget to mark them as control tokens.
+const END_NAMES: [&str; 14] = [
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<end_of_turn>",
+    "<|end|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|return|>",
+    "<|call|>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "<｜end▁of▁sentence｜>",
+    "<end_of_utterance>",
+];
+
+/// Tokens that end a generation only where the file marks them as control tokens: in other files they are plain text
+/// (`</s>` is an HTML tag to gemma). The last three separate files where code is filled in.
+const END_NAMES_IF_CONTROL: [&str; 4] = ["</s>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"];
+
+/// A control token also where the file does not say so, as in the reference implementation.
+const STRAY_CONTROL_NAME: &str = "</s>";
+
+/// Marks tokens as control tokens that are so by name, and gives the ids that end a generation, sorted.
+/// `named` are the ids that the file itself names as ends.
+pub(super) fn ends_of_generation(
+    vocabulary: &mut Vocabulary,
+    named: impl IntoIterator<Item = u32>,
+) -> Box<[u32]> {
+    let mut ends: Vec<u32> = named.into_iter().collect();
+    let if_control = END_NAMES_IF_CONTROL.iter().filter_map(|name| vocabulary.find(name.as_bytes()));
+    ends.extend(if_control.filter(|&id| vocabulary.kind(id) == TokenKind::Control));
+    // In the harmony format `<|end|>` ends a message, of which an answer has several.
+    let harmony = ["<|return|>", "<|call|>"].iter().all(|name| vocabulary.find(name.as_bytes()).is_some());
+    for name in END_NAMES {
+        let Some(id) = vocabulary.find(name.as_bytes()) else { continue };
+        vocabulary.set_control(id);
+        if !(harmony && name == "<|end|>") {
+            ends.push(id);
+        }
+    }
+    if let Some(id) = vocabulary.find(STRAY_CONTROL_NAME.as_bytes()) {
+        vocabulary.set_control(id);
+    }
+    ends.sort_unstable();
+    ends.dedup();
+    ends.into()
+}
+
+/// The token that ends a turn, by name.
+pub(super) fn end_of_turn(vocabulary: &Vocabulary) -> Option<u32> {
+    END_NAMES[..5].iter().find_map(|name| vocabulary.find(name.as_bytes()))
+}
+
+/// A part of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part<'t> {
+    /// Text without special tokens; not empty.
+    Text(&'t str),
+    /// A special token.
+    Token(u32),
+}
+
+/// Finds special tokens in texts: at each place the longest, in one pass.
+pub(super) struct SpecialTokens {
+    /// Those that are found always.
+    user_defined: Finder,
+    /// These, and those that are found only where the text is trusted to hold them.
+    all: Finder,
+}
+
+impl SpecialTokens {
+    pub(super) fn new(vocabulary: &Vocabulary) -> Result<Self, VocabularyFault> {
+        let is = |kinds: &'static [TokenKind]| move |kind| kinds.contains(&kind);
+        Ok(Self {
+            user_defined: Finder::new(vocabulary, is(&[TokenKind::UserDefined]))?,
+            all: Finder::new(
+                vocabulary,
+                is(&[TokenKind::UserDefined, TokenKind::Control, TokenKind::Unknown]),
+            )?,
+        })
+    }
+
+    /// Calls `part` with each part of `text`, in order.
+    pub(super) fn split<'t>(&self, text: &'t str, parse_special: bool, part: impl FnMut(Part<'t>)) {
+        let finder = if parse_special { &self.all } else { &self.user_defined };
+        finder.split(text, part);
+    }
+}
+
+struct Finder {
+    automaton: AhoCorasick,
+    ids: Box<[u32]>,
+}
+
+impl Finder {
+    fn new(vocabulary: &Vocabulary, wanted: impl Fn(TokenKind) -> bool) -> Result<Self, VocabularyFault> {
+        let found = vocabulary.kinds().filter(|&(_, kind)| wanted(kind)).map(|(id, _)| id);
+        let ids: Box<[u32]> = found.filter(|&id| !vocabulary.text(id).is_empty()).collect();
+        let texts = ids.iter().map(|&id| vocabulary.text(id));
+        let automaton = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(texts);
+        let automaton = automaton.map_err(|e| VocabularyFault::SpecialTokens { reason: e.to_string() })?;
+        Ok(Self { automaton, ids })
+    }
+
+    fn split<'t>(&self, text: &'t str, mut part: impl FnMut(Part<'t>)) {
+        let mut done = 0;
+        for found in self.automaton.find_iter(text) {
+            if found.start() > done {
+                part(Part::Text(&text[done..found.start()]));
+            }
+            part(Part::Token(self.ids[found.pattern().as_usize()]));
+            done = found.end();
+        }
+        if done < text.len() {
+            part(Part::Text(&text[done..]));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tokenizer::vocabulary::TextForm;
+
+    fn vocabulary(tokens: &[(&'static str, TokenKind)]) -> Vocabulary {
+        let texts: Vec<&[u8]> = tokens.iter().map(|(text, _)| text.as_bytes()).collect();
+        let kinds = tokens.iter().map(|(_, kind)| *kind).collect();
+        Vocabulary::new(texts.into_iter(), kinds, TextForm::SentencePiece).expect("a sound vocabulary")
+    }
+
+    #[test]
+    fn the_longest_is_found_and_control_tokens_only_when_asked_for() {
+        use TokenKind::{Control, Normal, UserDefined};
+        let vocabulary = vocabulary(&[("a", Normal), ("<x", UserDefined), ("<x>", Control), ("", Control)]);
+        let special = SpecialTokens::new(&vocabulary).expect("few tokens");
+        let parts = |parse_special| {
+            let mut parts = vec![];
+            special.split("a<x>b<x", parse_special, |part| parts.push(part));
+            parts
+        };
+        assert_eq!(parts(true), [Part::Text("a"), Part::Token(2), Part::Text("b"), Part::Token(1)]);
+        assert_eq!(parts(false), [Part::Text("a"), Part::Token(1), Part::Text(">b"), Part::Token(1)]);
+    }
+
+    #[test]
+    fn ends_are_known_by_name_and_become_control_tokens() {
+        use TokenKind::{Control, Normal, UserDefined};
+        let mut plain = vocabulary(&[("a", Normal), ("<|im_end|>", Normal), ("</s>", UserDefined)]);
+        assert_eq!(*ends_of_generation(&mut plain, [0]), [0, 1]);
+        assert_eq!([1, 2].map(|id| plain.kind(id)), [Control, Control]);
+        let mut control =
+            vocabulary(&[("</s>", Control), ("<|file_sep|>", Control), ("<|repo_name|>", Normal)]);
+        assert_eq!(*ends_of_generation(&mut control, []), [0, 1]);
+        let mut harmony = vocabulary(&[("<|end|>", Control), ("<|return|>", Control), ("<|call|>", Control)]);
+        assert_eq!(*ends_of_generation(&mut harmony, []), [1, 2]);
+    }
+}
