@@ -1,6 +1,6 @@
 //! `cargo xtask quickstart`: from a fresh clone to a streamed answer, with nothing left running.
 
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
@@ -39,7 +39,8 @@ pub(crate) fn smoke() -> Result<String> {
 }
 
 fn start(programs: &Programs) -> Result<RunningDaemon> {
-    let models_dir = models::cache_dir()?;
-    models::ensure(&[models::find(MODEL)?], &models_dir, || std::process::Command::new(&programs.zllmctl))?;
-    RunningDaemon::start(programs, &models_dir)
+    let folder = models::cache_dir()?;
+    let model = models::find(MODEL)?;
+    models::ensure(&[model], &folder, || Command::new(&programs.zllmctl))?;
+    RunningDaemon::start(programs, MODEL, &models::path_of(model, &folder))
 }

@@ -58,18 +58,24 @@ pub(crate) struct RunningDaemon {
 }
 
 impl RunningDaemon {
-    /// Starts a daemon that serves the models of `models_dir` and waits until it says READY.
-    pub(crate) fn start(programs: &Programs, models_dir: &Path) -> Result<Self> {
+    /// Starts a daemon that has loaded one model when it says READY, and waits for that.
+    pub(crate) fn start(programs: &Programs, model: &str, model_path: &Path) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("zllm-").tempdir().context("no scratch folder")?;
         let notify = UnixDatagram::bind(folder.path().join("notify")).context("no notify socket")?;
         notify.set_read_timeout(Some(Duration::from_millis(50)))?;
         let config = folder.path().join("zllmd.toml");
-        fs::write(&config, config_text(folder.path(), models_dir))?;
-        let child = Command::new(&programs.zllmd)
+        fs::write(&config, config_text(folder.path(), model, model_path))?;
+        let mut zllmd = Command::new(&programs.zllmd);
+        // The environment goes before the file, so the user's own settings must not reach this daemon.
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("ZLLM_") {
+                zllmd.env_remove(name);
+            }
+        }
+        let child = zllmd
             .arg("--config")
             .arg(&config)
             .env("NOTIFY_SOCKET", folder.path().join("notify"))
-            .env_remove("ZLLM_SOCKET")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(folder.path().join("zllmd.log"))?)
@@ -175,15 +181,14 @@ fn metrics_in(folder: &Path) -> PathBuf {
     folder.join("metrics.sock")
 }
 
-/// Everything that the daemon writes or listens on lies in the scratch folder, so that it meets no other daemon.
-fn config_text(folder: &Path, models_dir: &Path) -> String {
+/// Everything that the daemon listens on lies in the scratch folder, so that it meets no other daemon.
+fn config_text(folder: &Path, model: &str, model_path: &Path) -> String {
     let quoted = |path: &Path| toml::Value::from(path.to_string_lossy().into_owned()).to_string();
     format!(
-        "socket = {}\nmodels_dir = {}\nstate_dir = {}\n\n[metrics]\nsocket = {}\n",
+        "socket = {}\nmetrics = \"off\"\nmetrics_socket = {}\n\n[models.\"{model}\"]\npath = {}\nload = \"start\"\n",
         quoted(&socket_in(folder)),
-        quoted(models_dir),
-        quoted(&folder.join("state")),
         quoted(&metrics_in(folder)),
+        quoted(model_path),
     )
 }
 
@@ -204,7 +209,8 @@ mod tests {
     fn a_daemon_that_dies_before_it_is_ready_is_an_error_with_its_log() {
         let folder = tempfile::tempdir().unwrap();
         let programs = script(folder.path(), "echo no such model >&2; exit 3");
-        let error = RunningDaemon::start(&programs, folder.path()).unwrap_err().to_string();
+        let error =
+            RunningDaemon::start(&programs, "small", Path::new("small.gguf")).unwrap_err().to_string();
         assert!(error.contains("exit status: 3") && error.contains("no such model"), "{error}");
     }
 
