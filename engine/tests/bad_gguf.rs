@@ -3,6 +3,8 @@
 //!
 //! A program of its own without the test harness: the harness's threads reserve address space, and this measures it.
 
+#![allow(clippy::disallowed_methods, reason = "measures how long things take")]
+
 #[path = "bad_gguf/cases.rs"]
 mod cases;
 

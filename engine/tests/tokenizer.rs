@@ -1,5 +1,7 @@
 //! The tokenizers of three real models give the ids of an independent engine, on every line of its reference files.
 
+#![allow(clippy::disallowed_methods, reason = "measures how long things take")]
+
 mod models;
 
 use std::{
