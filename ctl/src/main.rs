@@ -1,3 +1,69 @@
-//! ctl
+//! `zllmctl`: the command line of zllm.
+//!
+//! Results go to stdout, everything else to stderr. Exit codes: see [`failure::Failure::exit_code`].
 #![forbid(unsafe_code)]
-fn main() {}
+
+mod chat;
+mod cli;
+mod client;
+mod events;
+mod failure;
+mod follow;
+mod generate;
+mod interrupt;
+mod jobs;
+mod limits;
+mod models;
+mod output;
+mod pull;
+mod shell;
+mod status;
+mod tokenize;
+mod units;
+
+use clap::Parser;
+use cli::{Cli, Command};
+use failure::Failure;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are results too; a stdout that is gone is no reason to say more.
+            let _ = error.print();
+            return if error.use_stderr() { failure::USAGE.into() } else { ExitCode::SUCCESS };
+        }
+    };
+    match run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            if let Some(message) = failure.message() {
+                eprintln!("zllmctl: {message}");
+            }
+            failure.exit_code().into()
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<(), Failure> {
+    let context = client::Context::new(&cli.global);
+    match cli.command {
+        Command::Pull(args) => pull::pull(&context, &args),
+        Command::Models => models::list(&context),
+        Command::Load { model } => models::load(&context, &model),
+        Command::Unload { model } => models::unload(&context, model),
+        Command::Run(args) => generate::run(&context, args),
+        Command::Submit(args) => generate::submit(&context, args),
+        Command::List => jobs::list(&context),
+        Command::Show { id } => jobs::show(&context, &id),
+        Command::Attach { job, from } => follow::attach(&context, job, from),
+        Command::Cancel { job } => jobs::cancel(&context, job),
+        Command::Evict { session, .. } => jobs::evict(&context, session),
+        Command::Status => status::status(&context),
+        Command::Stop { now, no_wait } => status::stop(&context, now, no_wait),
+        Command::Tokenize(args) => tokenize::tokenize(&context, args),
+        Command::Completions { shell } => shell::completions(shell),
+        Command::Man { dir } => shell::man(dir.as_deref()),
+    }
+}

@@ -1,0 +1,283 @@
+//! The command line's definition: parsing, help, completions and the man page all come from here.
+
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use std::path::PathBuf;
+use zllm_wire::paths::SOCKET_ENV;
+use zllm_wire::{GenerationParams, JobId, SamplingParams, SessionId, limits};
+
+const AFTER_HELP: &str = "\
+Results go to stdout, everything else to stderr.
+
+Exit codes: 0 done, 1 refused or not found, 2 failed, 64 usage, 130 interrupted.";
+
+/// Talk to zllmd, the daemon that serves language models.
+#[derive(Debug, Parser)]
+#[command(name = "zllmctl", version, after_help = AFTER_HELP, disable_help_subcommand = true)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: GlobalArgs,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What every command takes.
+#[derive(Debug, Args)]
+pub(crate) struct GlobalArgs {
+    /// The daemon's socket [default: $XDG_RUNTIME_DIR/zllm/zllmd.sock, else /run/zllm/zllmd.sock]
+    #[arg(long, global = true, env = SOCKET_ENV, hide_env_values = true, value_name = "PATH")]
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub(crate) socket: Option<PathBuf>,
+    /// Print JSON: one object, or one object a line where results come one by one
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Fetch a model file: from the catalogue, a Hugging Face repository, or this machine
+    Pull(PullArgs),
+    /// List the models that the daemon knows
+    Models,
+    /// Load a model
+    Load {
+        /// The model's name
+        model: String,
+    },
+    /// Unload a model when its jobs have ended
+    Unload {
+        /// The model's name
+        model: String,
+    },
+    /// Ask a model and stream its answer; without a prompt, chat
+    Run(RunArgs),
+    /// Submit a job that goes on without this command, and print its id
+    Submit(SubmitArgs),
+    /// List sessions and jobs
+    List,
+    /// Show a job or a session in full
+    Show {
+        /// A job's id (it begins with "j-") or a session's
+        id: String,
+    },
+    /// Stream a job's answer from its start, or from an offset on
+    Attach {
+        /// The job's id
+        job: JobId,
+        /// Offset of the first event to read
+        #[arg(long, default_value_t = 0, value_name = "N")]
+        from: u64,
+    },
+    /// Cancel a job
+    Cancel {
+        /// The job's id
+        job: JobId,
+    },
+    /// Drop cached KV of a session, or all of it
+    Evict {
+        /// The session's id
+        #[arg(required_unless_present = "all", conflicts_with = "all")]
+        session: Option<SessionId>,
+        /// Everything that no running job holds
+        #[arg(long)]
+        all: bool,
+    },
+    /// Show the daemon at a glance
+    Status,
+    /// Stop the daemon when its jobs have ended
+    Stop {
+        /// Do not wait for running jobs
+        #[arg(long)]
+        now: bool,
+        /// Return when the daemon has begun to stop, not when it has stopped
+        #[arg(long)]
+        no_wait: bool,
+    },
+    /// Print the token ids of texts
+    Tokenize(TokenizeArgs),
+    /// Print a completion script
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Print the man page
+    Man {
+        /// Write a page for each command into this folder instead
+        #[arg(long, value_hint = ValueHint::DirPath)]
+        dir: Option<PathBuf>,
+    },
+}
+
+/// Shells that completions can be had for.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum Shell {
+    /// Bash
+    Bash,
+    /// Zsh
+    Zsh,
+    /// Fish
+    Fish,
+}
+
+/// `pull`.
+#[derive(Debug, Args)]
+pub(crate) struct PullArgs {
+    /// The name to give the model; one of the catalogue unless --file or --repo says where it is
+    #[arg(required_unless_present = "catalogue")]
+    pub(crate) name: Option<String>,
+    /// List the catalogue
+    #[arg(long, conflicts_with = "name")]
+    pub(crate) catalogue: bool,
+    /// Take this file of this machine (linked if possible, else copied)
+    #[arg(long, value_name = "PATH", conflicts_with = "repo", value_hint = ValueHint::FilePath)]
+    pub(crate) file: Option<PathBuf>,
+    /// Take a file of this Hugging Face repository ($HF_ENDPOINT and $HF_TOKEN are respected)
+    #[arg(long, value_name = "OWNER/NAME", requires = "filename")]
+    pub(crate) repo: Option<String>,
+    /// The file in the repository
+    #[arg(long, value_name = "FILE", requires = "repo")]
+    pub(crate) filename: Option<String>,
+    /// The repository's branch, tag or commit
+    #[arg(long, default_value = "main", requires = "repo")]
+    pub(crate) revision: String,
+    /// The sha256 that the file must have
+    #[arg(long, value_name = "HEX", value_parser = parse_sha256)]
+    pub(crate) sha256: Option<String>,
+    /// Where models lie [default: $ZLLM_MODELS_DIR, else $XDG_DATA_HOME/zllm/models]
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) models_dir: Option<PathBuf>,
+    /// Replace a model of that name
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+/// Where a prompt comes from and how it is answered.
+#[derive(Debug, Args)]
+pub(crate) struct PromptArgs {
+    /// The model's name
+    pub(crate) model: String,
+    /// The prompt; "-" reads it from stdin
+    pub(crate) prompt: Option<String>,
+    /// Read the prompt from a file; "-" is stdin
+    #[arg(long, value_name = "PATH", conflicts_with = "prompt", value_hint = ValueHint::FilePath)]
+    pub(crate) prompt_file: Option<PathBuf>,
+    /// Give the prompt to the model as it is, without its chat template
+    #[arg(long)]
+    pub(crate) raw: bool,
+    /// The system message
+    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    pub(crate) system: Option<String>,
+    /// Keep the KV under this session's name
+    #[arg(long, value_name = "ID")]
+    pub(crate) session: Option<SessionId>,
+    #[command(flatten, next_help_heading = "Sampling")]
+    pub(crate) sampling: SamplingArgs,
+}
+
+/// How the next token is chosen and when to stop. What is not given is the daemon's default.
+#[derive(Debug, Args)]
+pub(crate) struct SamplingArgs {
+    /// 0 takes the likeliest token each time
+    #[arg(long, value_name = "T")]
+    temperature: Option<f32>,
+    /// Choose among the K likeliest tokens
+    #[arg(long, value_name = "K")]
+    top_k: Option<u32>,
+    /// Choose among the likeliest tokens whose probabilities sum to P
+    #[arg(long, value_name = "P")]
+    top_p: Option<f32>,
+    /// Choose among tokens at least P times as likely as the likeliest
+    #[arg(long, value_name = "P")]
+    min_p: Option<f32>,
+    /// The same seed gives the same answer
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Most tokens to generate
+    #[arg(long, value_name = "N")]
+    max_tokens: Option<u32>,
+    /// End the answer before this text; may be repeated
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+}
+
+impl SamplingArgs {
+    /// The same as the socket protocol says it.
+    pub(crate) fn params(&self) -> Result<GenerationParams, String> {
+        if self.stop.len() > limits::MAX_STOP_STRINGS {
+            return Err(format!(
+                "--stop was given {} times; at most {}",
+                self.stop.len(),
+                limits::MAX_STOP_STRINGS
+            ));
+        }
+        Ok(GenerationParams {
+            sampling: SamplingParams {
+                temperature: self.temperature,
+                top_k: self.top_k,
+                top_p: self.top_p,
+                min_p: self.min_p,
+                seed: self.seed,
+                ..SamplingParams::default()
+            },
+            max_tokens: self.max_tokens,
+            stop: self.stop.clone(),
+            ignore_eos: false,
+        })
+    }
+}
+
+/// `run`.
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+}
+
+/// `submit`.
+#[derive(Debug, Args)]
+pub(crate) struct SubmitArgs {
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    /// Stream the answer; Ctrl-C leaves the job running
+    #[arg(long)]
+    pub(crate) wait: bool,
+    /// A name to recognise the job by
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) label: Option<String>,
+}
+
+/// `tokenize`.
+#[derive(Debug, Args)]
+pub(crate) struct TokenizeArgs {
+    /// The model whose tokenizer to use
+    #[arg(long)]
+    pub(crate) model: String,
+    /// The text
+    #[arg(required_unless_present = "text_file", conflicts_with = "text_file")]
+    pub(crate) text: Option<String>,
+    /// Read texts from a file, with a NUL between two; "-" is stdin
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub(crate) text_file: Option<PathBuf>,
+    /// Parse special tokens in the text, and begin with the begin-of-sequence token if the model wants one
+    #[arg(long)]
+    pub(crate) special: bool,
+}
+
+fn parse_sha256(hex: &str) -> Result<String, String> {
+    if hex.len() == 64 && hex.bytes().all(|b| b.is_ascii_hexdigit()) {
+        Ok(hex.to_ascii_lowercase())
+    } else {
+        Err("a sha256 is 64 hexadecimal digits".into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,163 @@
+//! One connection to the daemon: hello, requests, answers in order.
+//!
+//! Commands ask one thing at a time, so answers to other requests cannot come; one that does is a protocol error.
+
+use crate::cli::GlobalArgs;
+use crate::failure::Failure;
+use crate::limits::{HANDSHAKE_TIMEOUT, READ_BYTES};
+use std::{
+    io::{self, Read},
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+};
+use zllm_wire::{
+    Answer, ClientFrame, FrameDecoder, Op, Reply, Request, ServerFrame, VERSION, WireError, find_socket_path,
+    write_frame,
+};
+
+/// What holds for the whole command.
+pub(crate) struct Context {
+    /// Where the daemon listens.
+    pub(crate) socket: PathBuf,
+    /// Whether stdout is for programs.
+    pub(crate) json: bool,
+}
+
+impl Context {
+    pub(crate) fn new(args: &GlobalArgs) -> Self {
+        Self { socket: args.socket.clone().unwrap_or_else(find_socket_path), json: args.json }
+    }
+
+    /// Connects and exchanges hellos.
+    pub(crate) fn connect(&self) -> Result<Connection, Failure> {
+        Connection::open(&self.socket)
+    }
+
+    /// Connects, asks one thing, and gives its final answer.
+    pub(crate) fn ask(&self, op: Op) -> Result<Answer, Failure> {
+        let mut connection = self.connect()?;
+        connection.send(op)?;
+        loop {
+            let answer = connection.answer()?;
+            if answer.is_final() {
+                return Ok(answer);
+            }
+        }
+    }
+}
+
+/// An open connection after its hello.
+pub(crate) struct Connection {
+    stream: UnixStream,
+    decoder: FrameDecoder,
+    last_id: u64,
+}
+
+impl Connection {
+    fn open(socket: &Path) -> Result<Self, Failure> {
+        let stream = UnixStream::connect(socket).map_err(|error| unreachable_daemon(socket, &error))?;
+        let mut connection = Self { stream, decoder: FrameDecoder::new(), last_id: 0 };
+        connection.shake_hands().map_err(|failure| match failure {
+            Failure::Lost(why) => Failure::Lost(format!("no hello on {}: {why}", socket.display())),
+            other => other,
+        })?;
+        Ok(connection)
+    }
+
+    fn shake_hands(&mut self) -> Result<(), Failure> {
+        self.stream.set_read_timeout(Some(HANDSHAKE_TIMEOUT)).map_err(WireError::from)?;
+        let client = concat!("zllmctl ", env!("CARGO_PKG_VERSION")).to_owned();
+        write_frame(&mut self.stream, &ClientFrame::Hello { version: VERSION, client })?;
+        match self.frame()? {
+            ServerFrame::Welcome { version: VERSION, .. } => {}
+            ServerFrame::Welcome { version, server, .. } => {
+                return Err(Failure::Refused(format!(
+                    "{server} speaks protocol version {version}, this zllmctl {VERSION}; install the same version of both"
+                )));
+            }
+            ServerFrame::Refused { message, .. } => return Err(Failure::Refused(message)),
+            ServerFrame::Reply(_) => return Err(out_of_turn()),
+        }
+        self.stream.set_read_timeout(None).map_err(WireError::from)?;
+        Ok(())
+    }
+
+    /// The socket, so that an interrupt can shut it down from another thread.
+    pub(crate) fn stream(&self) -> &UnixStream {
+        &self.stream
+    }
+
+    /// Sends a request; its answers come from [`Self::answer`].
+    pub(crate) fn send(&mut self, body: Op) -> Result<(), Failure> {
+        self.last_id += 1;
+        write_frame(&mut self.stream, &ClientFrame::Request(Request { id: self.last_id, body }))?;
+        Ok(())
+    }
+
+    /// Waits for the next answer to the request that was sent last. An error answer is a [`Failure`].
+    pub(crate) fn answer(&mut self) -> Result<Answer, Failure> {
+        match self.frame()? {
+            ServerFrame::Reply(Reply { id, body }) if id == self.last_id => match body {
+                Answer::Error(fault) => Err(fault.into()),
+                answer => Ok(answer),
+            },
+            ServerFrame::Refused { message, .. } => Err(Failure::Failed(message)),
+            ServerFrame::Reply(_) | ServerFrame::Welcome { .. } => Err(out_of_turn()),
+        }
+    }
+
+    /// Waits until the daemon closes the connection.
+    pub(crate) fn wait_for_end(mut self) -> Result<(), Failure> {
+        loop {
+            match self.frame() {
+                Ok(_) => {}
+                Err(Failure::Lost(_)) => return Ok(()),
+                Err(other) => return Err(other),
+            }
+        }
+    }
+
+    fn frame(&mut self) -> Result<ServerFrame, Failure> {
+        let mut buffer = [0; READ_BYTES];
+        loop {
+            if let Some(frame) = self.decoder.pop()? {
+                return Ok(frame);
+            }
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return Err(Failure::Lost("the daemon closed it".into())),
+                Ok(bytes) => self.decoder.push(&buffer[..bytes]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let seconds = HANDSHAKE_TIMEOUT.as_secs();
+                    return Err(Failure::Lost(format!("no answer in {seconds} s")));
+                }
+                Err(error) => return Err(Failure::Lost(error.to_string())),
+            }
+        }
+    }
+}
+
+/// What a command makes of an answer that is none to its question.
+pub(crate) fn unexpected(answer: &Answer) -> Failure {
+    let name = format!("{answer:?}");
+    let end = name.find(|c: char| !c.is_alphanumeric()).unwrap_or(name.len());
+    Failure::Failed(format!("the daemon answered {}, which is no answer to this request", &name[..end]))
+}
+
+fn out_of_turn() -> Failure {
+    Failure::Failed("the daemon sent an answer that nothing was asked for".into())
+}
+
+fn unreachable_daemon(socket: &Path, error: &io::Error) -> Failure {
+    let socket = socket.display();
+    match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Failure::Refused(format!(
+            "no daemon listens on {socket}; start one with `zllmd` (or `systemctl start zllmd`), \
+             or name its socket with --socket or ZLLM_SOCKET"
+        )),
+        io::ErrorKind::PermissionDenied => {
+            Failure::Refused(format!("no permission to use {socket}; join the group that owns it"))
+        }
+        _ => Failure::Refused(format!("cannot connect to {socket}: {error}")),
+    }
+}

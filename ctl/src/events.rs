@@ -1,0 +1,164 @@
+//! A job's events on their way to stdout.
+//!
+//! Invariant: each event is printed once and in order, whatever is read again after a lost connection.
+//!
+//! With `--json` each event is one line: `{"offset":3,"event":"text","text":"..","tokens":1}`, where `event` is
+//! `queued`, `started`, `text`, `finished` or `failed` and the other members are the event's own (`docs/API.md`).
+
+use crate::{failure::Failure, output, units};
+use serde_json::{Map, Value};
+use zllm_wire::{Event, FinishReason, Usage};
+
+/// Prints events and remembers what it has seen.
+pub(crate) struct Printer {
+    json: bool,
+    /// Offset of the next event that was not printed yet.
+    pub(crate) next_offset: u64,
+    /// All text so far.
+    pub(crate) text: String,
+    end: Option<End>,
+}
+
+/// How a job ended.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum End {
+    /// By itself or by a client.
+    Finished(FinishReason, Usage),
+    /// By an error.
+    Failed(String),
+}
+
+impl Printer {
+    /// A printer whose first event has the offset `from`.
+    pub(crate) fn new(json: bool, from: u64) -> Self {
+        Self { json, next_offset: from, text: String::new(), end: None }
+    }
+
+    /// Prints an event; one that was printed before is dropped.
+    pub(crate) fn event(&mut self, offset: u64, event: Event) -> Result<(), Failure> {
+        if offset < self.next_offset {
+            return Ok(());
+        }
+        if offset > self.next_offset {
+            let (missing, upto) = (self.next_offset, offset);
+            return Err(Failure::Failed(format!("the daemon skipped events {missing} to {upto}")));
+        }
+        self.next_offset += 1;
+        if self.json {
+            output::print_json(&json_line(offset, &event)?)?;
+        }
+        match event {
+            Event::Queued { .. } | Event::Started { .. } => {}
+            Event::Text { text, .. } => {
+                if !self.json {
+                    output::print(&output::foreign(&text))?;
+                }
+                self.text.push_str(&text);
+            }
+            Event::Finished { reason, usage } => self.end = Some(End::Finished(reason, usage)),
+            Event::Failed { message } => self.end = Some(End::Failed(message)),
+        }
+        Ok(())
+    }
+
+    /// Ends the text with a line feed if it has none of its own.
+    pub(crate) fn end_line(&self) -> Result<(), Failure> {
+        if self.json || self.text.is_empty() || self.text.ends_with('\n') {
+            Ok(())
+        } else {
+            output::print("\n")
+        }
+    }
+
+    /// What a finished job took, or why there is nothing to tell.
+    pub(crate) fn outcome(&self) -> Result<Usage, Failure> {
+        match &self.end {
+            Some(End::Finished(FinishReason::Cancelled, _)) => {
+                Err(Failure::Failed("the job was cancelled".into()))
+            }
+            Some(End::Finished(_, usage)) => Ok(*usage),
+            Some(End::Failed(message)) => Err(Failure::Failed(message.clone())),
+            None => Err(Failure::Failed("the daemon ended the stream before the job had ended".into())),
+        }
+    }
+}
+
+fn json_line(offset: u64, event: &Event) -> Result<Value, Failure> {
+    let error = |error: serde_json::Error| Failure::Failed(format!("cannot print an event as JSON: {error}"));
+    let mut line = Map::new();
+    line.insert("offset".into(), offset.into());
+    // An event is an object of one member: its name, and an object of what it says.
+    if let Value::Object(tagged) = serde_json::to_value(event).map_err(error)? {
+        for (name, fields) in tagged {
+            line.insert("event".into(), name.into());
+            if let Value::Object(fields) = fields {
+                line.extend(fields);
+            }
+        }
+    }
+    Ok(Value::Object(line))
+}
+
+/// `prompt 23 tokens (16 cached), generated 45 tokens, first token after 0.12 s, 67.3 tokens/s`.
+pub(crate) fn stats_line(usage: &Usage) -> String {
+    let prompt = units::count(usage.prompt_tokens, "token");
+    let generated = units::count(usage.generated_tokens, "token");
+    let first = units::duration_ms(usage.first_token_ms);
+    let cached = usage.cached_tokens;
+    let mut line =
+        format!("prompt {prompt} ({cached} cached), generated {generated}, first token after {first}");
+    // The first token comes with the prefill, so the rate counts those after it.
+    if usage.generated_tokens > 1 && usage.decode_ms > 0.0 {
+        let rate = (usage.generated_tokens - 1) as f64 / (usage.decode_ms / 1000.0);
+        line.push_str(&format!(", {rate:.1} tokens/s"));
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(text: &str) -> Event {
+        Event::Text { text: text.into(), tokens: 1 }
+    }
+
+    #[test]
+    fn events_are_taken_once_and_in_order() {
+        let mut printer = Printer::new(true, 4);
+        printer.event(4, text("a")).unwrap();
+        printer.event(3, text("x")).unwrap();
+        printer.event(4, text("a")).unwrap();
+        printer.event(5, text("b")).unwrap();
+        assert_eq!((printer.text.as_str(), printer.next_offset), ("ab", 6));
+        assert!(matches!(printer.event(7, text("c")), Err(Failure::Failed(_))));
+        assert!(printer.outcome().is_err());
+    }
+
+    #[test]
+    fn lines_for_programs() {
+        let finished = Event::Finished { reason: FinishReason::Stop, usage: Usage::default() };
+        let line = json_line(7, &finished).unwrap().to_string();
+        assert!(
+            line.starts_with(r#"{"offset":7,"event":"finished","reason":"stop","usage":{"prompt_tokens":0,"#),
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn stats() {
+        let usage = Usage {
+            prompt_tokens: 23,
+            cached_tokens: 16,
+            generated_tokens: 46,
+            first_token_ms: 120.0,
+            decode_ms: 500.0,
+            ..Usage::default()
+        };
+        let line =
+            "prompt 23 tokens (16 cached), generated 46 tokens, first token after 0.12 s, 90.0 tokens/s";
+        assert_eq!(stats_line(&usage), line);
+        let one = Usage { generated_tokens: 1, ..usage };
+        assert!(stats_line(&one).ends_with("generated 1 token, first token after 0.12 s"));
+    }
+}

@@ -1,0 +1,128 @@
+//! `status`, `stop`: the daemon itself.
+
+use crate::client::{Context, unexpected};
+use crate::failure::Failure;
+use crate::units::{self, Align, Table};
+use crate::{models, output};
+use serde_json::json;
+use zllm_wire::{Answer, BlockUsage, DeviceInfo, Op, Status, Tier};
+
+/// `status`.
+pub(crate) fn status(context: &Context) -> Result<(), Failure> {
+    match context.ask(Op::Status)? {
+        Answer::Status(status) if context.json => output::print_json(&status),
+        Answer::Status(status) => output::print(&page(&status)),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// `stop`.
+pub(crate) fn stop(context: &Context, now: bool, no_wait: bool) -> Result<(), Failure> {
+    let mut connection = context.connect()?;
+    connection.send(Op::Stop { drain: !now })?;
+    match connection.answer()? {
+        Answer::Done => {}
+        other => return Err(unexpected(&other)),
+    }
+    let state = if no_wait {
+        "stopping"
+    } else {
+        // The daemon keeps this connection until it ends; then the kernel closes it, whatever else goes wrong.
+        connection.wait_for_end()?;
+        "stopped"
+    };
+    if context.json {
+        output::print_json(&json!({ "daemon": state }))
+    } else {
+        output::print(&format!("{state}\n"))
+    }
+}
+
+fn page(status: &Status) -> String {
+    let draining = if status.draining { ", stopping" } else { "" };
+    let uptime = units::duration_ms(status.uptime_ms as f64);
+    let mut page = units::pairs(&[
+        ("zllmd", format!("{}, process {}, up {uptime}{draining}", status.version, status.pid)),
+        (
+            "jobs",
+            format!(
+                "{} running, {} of at most {} queued",
+                status.running_jobs, status.queued_jobs, status.queue_capacity
+            ),
+        ),
+        (
+            "ended",
+            format!(
+                "{} done, {} failed, {} cancelled, {} refused",
+                status.jobs_done, status.jobs_failed, status.jobs_cancelled, status.jobs_refused
+            ),
+        ),
+        (
+            "tokens",
+            format!(
+                "{} computed from prompts, {} found in cache, {} generated",
+                status.prompt_tokens, status.cached_tokens, status.generated_tokens
+            ),
+        ),
+        (
+            "clients",
+            format!(
+                "{}, {}",
+                units::count(status.connections.into(), "connection"),
+                units::count(status.sessions.into(), "session")
+            ),
+        ),
+    ]);
+    let tables = [models::table(&status.models), device_table(&status.devices), block_table(&status.blocks)];
+    // A table of one line is a header with nothing under it.
+    for table in tables.iter().filter(|table| table.lines().count() > 1) {
+        page.push('\n');
+        page.push_str(table);
+    }
+    page
+}
+
+fn device_table(devices: &[DeviceInfo]) -> String {
+    let mut table = Table::new([
+        ("DEVICE", Align::Left),
+        ("USED", Align::Right),
+        ("MEMORY", Align::Right),
+        ("WHAT", Align::Left),
+    ]);
+    for device in devices {
+        table.row([
+            device.name.clone(),
+            units::bytes(device.used_bytes),
+            units::bytes(device.total_bytes),
+            device.description.clone(),
+        ]);
+    }
+    table.render()
+}
+
+fn block_table(blocks: &[BlockUsage]) -> String {
+    let mut table = Table::new([
+        ("KV BLOCKS OF", Align::Left),
+        ("TIER", Align::Left),
+        ("BLOCK", Align::Right),
+        ("TOTAL", Align::Right),
+        ("USED", Align::Right),
+        ("CACHED", Align::Right),
+    ]);
+    for row in blocks {
+        let tier = match row.tier {
+            Tier::Device => "device",
+            Tier::Ram => "RAM",
+            Tier::Ssd => "SSD",
+        };
+        table.row([
+            row.model.clone(),
+            tier.into(),
+            units::bytes(row.block_bytes),
+            row.total.to_string(),
+            row.used.to_string(),
+            row.cached.to_string(),
+        ]);
+    }
+    table.render()
+}

@@ -1,0 +1,239 @@
+//! What people and programs read of models, jobs, sessions and the daemon.
+
+mod common;
+
+use common::*;
+use zllm_wire::*;
+
+fn job_info() -> JobInfo {
+    JobInfo {
+        id: job(),
+        label: Some("two\nlines".into()),
+        model: "m".into(),
+        session: Some(SessionId::new("s-1").unwrap()),
+        state: JobState::Queued,
+        detached: true,
+        queue_position: 2,
+        prompt_tokens: 23,
+        cached_tokens: 16,
+        generated_tokens: 0,
+        bytes: TierBytes { device: 3 << 20, ram: 0, ssd: 0 },
+        age_ms: 65_000,
+        idle_ms: 5_000,
+    }
+}
+
+fn session_info() -> SessionInfo {
+    SessionInfo {
+        id: SessionId::new("s-1").unwrap(),
+        model: "m".into(),
+        state: SessionState::Idle,
+        tokens: 1234,
+        bytes: TierBytes { device: 0, ram: 5 << 30, ssd: 700 },
+        idle_ms: 7_620_000,
+    }
+}
+
+fn says(op: Op, answer: Answer, args: &[&str]) -> String {
+    let ran = Daemon::answering(op, answer).run(args);
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    ran.stdout
+}
+
+#[test]
+fn listing() {
+    let answer = Answer::Listing { sessions: vec![session_info()], jobs: vec![job_info()] };
+    let table = "\
+SESSION  MODEL  STATE  TOKENS  DEVICE      RAM    SSD  LAST USE
+s-1      m      idle     1234       -  5.0 GiB  700 B  2 h 7 min ago
+
+JOB   MODEL  STATE                PROMPT  CACHED  GENERATED   DEVICE  RAM  SSD  LAST USE    LABEL
+j-01  m      queued, 2 before it      23      16          0  3.0 MiB    -    -  5.00 s ago  two lines
+";
+    assert_eq!(says(Op::List, answer.clone(), &["list"]), table);
+    let json: serde_json::Value = serde_json::from_str(&says(Op::List, answer, &["list", "--json"])).unwrap();
+    assert_eq!(json["jobs"][0]["state"], "queued");
+    assert_eq!(json["sessions"][0]["bytes"]["ram"], 5u64 << 30);
+    let empty = Answer::Listing { sessions: vec![], jobs: vec![] };
+    let ran = Daemon::answering(Op::List, empty).run(&["list"]);
+    assert_eq!(ran, Ran { code: Some(0), stdout: String::new(), stderr: "no sessions and no jobs\n".into() });
+}
+
+#[test]
+fn one_job_and_one_session() {
+    let detail = JobDetail {
+        info: JobInfo { state: JobState::Failed, ..job_info() },
+        params: GenerationParams::default(),
+        text: "so far".into(),
+        events: 4,
+        finish: None,
+        usage: None,
+        error: Some("out of blocks".into()),
+    };
+    let page = "\
+job           j-01
+label         two lines
+model         m
+session       s-1
+state         failed
+error         out of blocks
+submitted     1 min 5 s ago
+last use      5.00 s ago
+KV on device  3.0 MiB
+KV in RAM     0 B
+KV on SSD     0 B
+events        4
+tokens        prompt 23 (16 cached), generated 0
+
+so far
+";
+    let op = || Op::Show(ShowTarget::Job(job()));
+    assert_eq!(says(op(), Answer::Job(Box::new(detail.clone())), &["show", "j-01"]), page);
+    let json = says(op(), Answer::Job(Box::new(detail)), &["show", "j-01", "--json"]);
+    assert!(json.starts_with(r#"{"info":{"id":"j-01","#), "{json}");
+    let session = SessionDetail { info: session_info(), jobs: vec![job_info()] };
+    let op = Op::Show(ShowTarget::Session(SessionId::new("s-1").unwrap()));
+    let page = says(op, Answer::Session(Box::new(session)), &["show", "s-1"]);
+    assert!(page.starts_with("session       s-1\n") && page.contains("\n\nJOB "), "{page}");
+}
+
+#[test]
+fn status_page() {
+    let status = Status {
+        version: "0.1.0".into(),
+        pid: 4711,
+        uptime_ms: 3_700_000,
+        draining: true,
+        models: vec![model("m", true)],
+        devices: vec![DeviceInfo {
+            name: "cpu".into(),
+            description: "AVX2".into(),
+            total_bytes: 8 << 30,
+            used_bytes: 300 << 20,
+        }],
+        blocks: vec![BlockUsage {
+            model: "m".into(),
+            tier: Tier::Device,
+            block_bytes: 1 << 20,
+            total: 100,
+            used: 10,
+            cached: 20,
+        }],
+        queued_jobs: 1,
+        queue_capacity: 64,
+        running_jobs: 2,
+        sessions: 1,
+        connections: 4,
+        jobs_done: 5,
+        jobs_failed: 6,
+        jobs_cancelled: 7,
+        jobs_refused: 8,
+        prompt_tokens: 9,
+        cached_tokens: 10,
+        generated_tokens: 11,
+    };
+    let page = "\
+zllmd    0.1.0, process 4711, up 1 h 1 min, stopping
+jobs     2 running, 1 of at most 64 queued
+ended    5 done, 6 failed, 7 cancelled, 8 refused
+tokens   9 computed from prompts, 10 found in cache, 11 generated
+clients  4 connections, 1 session
+
+NAME  STATE   FAMILY      SIZE  CONTEXT  DEVICE
+m     loaded  llama   93.8 MiB     8192  cpu
+
+DEVICE     USED   MEMORY  WHAT
+cpu     300 MiB  8.0 GiB  AVX2
+
+KV BLOCKS OF  TIER      BLOCK  TOTAL  USED  CACHED
+m             device  1.0 MiB    100    10      20
+";
+    assert_eq!(says(Op::Status, Answer::Status(Box::new(status.clone())), &["status"]), page);
+    let json: serde_json::Value =
+        serde_json::from_str(&says(Op::Status, Answer::Status(Box::new(status)), &["status", "--json"]))
+            .unwrap();
+    assert_eq!(json["blocks"][0]["tier"], "device");
+}
+
+#[test]
+fn short_answers() {
+    let cancel = || Op::Cancel { job: job() };
+    assert_eq!(says(cancel(), Answer::Done, &["cancel", "j-01"]), "j-01 cancelled\n");
+    assert_eq!(says(cancel(), Answer::Done, &["cancel", "j-01", "--json"]), "{\"cancelled\":\"j-01\"}\n");
+    let evicted = || Answer::Evicted { sessions: 1, blocks: 2, bytes: 2 << 20 };
+    let all = || Op::Evict(EvictTarget::All);
+    assert_eq!(says(all(), evicted(), &["evict", "--all"]), "1 session, 2 blocks, 2.0 MiB freed\n");
+    let one = Op::Evict(EvictTarget::Session(SessionId::new("s-1").unwrap()));
+    let json = "{\"sessions\":1,\"blocks\":2,\"bytes\":2097152}\n";
+    assert_eq!(says(one, evicted(), &["evict", "s-1", "--json"]), json);
+    let unload = Op::Unload { model: "m".into() };
+    assert_eq!(says(unload, Answer::Done, &["unload", "m"]), "m unloaded\n");
+    let models = || Answer::Models(vec![model("m", true)]);
+    assert!(says(Op::Models, models(), &["models"]).starts_with("NAME  STATE"));
+    let json: serde_json::Value =
+        serde_json::from_str(&says(Op::Models, models(), &["models", "--json"])).unwrap();
+    assert_eq!(json[0]["state"], "loaded");
+}
+
+#[test]
+fn stop_waits_for_the_end() {
+    let stops = |drain| {
+        Daemon::once(move |mut peer| {
+            peer.welcome();
+            let id = peer.expect(Op::Stop { drain });
+            peer.reply(id, Answer::Done);
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        })
+    };
+    assert_eq!(stops(true).run(&["stop"]).stdout, "stopped\n");
+    assert_eq!(
+        stops(false).run(&["stop", "--now", "--no-wait", "--json"]).stdout,
+        "{\"daemon\":\"stopping\"}\n"
+    );
+}
+
+#[test]
+fn tokens_of_every_text() {
+    let tokenizes = || {
+        Daemon::once(|mut peer| {
+            peer.welcome();
+            for (text, ids) in [("a\n", vec![1, 2]), ("", vec![]), ("é", vec![70_000])] {
+                let (model, text) = ("m".to_owned(), text.to_owned());
+                let id = peer.expect(Op::Tokenize { model, text, parse_special: true, add_bos: true });
+                peer.reply(id, Answer::Tokens(TokenIds(ids)));
+            }
+        })
+    };
+    for (json, wanted) in [(false, "1 2\n\n70000\n"), (true, "[1,2]\n[]\n[70000]\n")] {
+        let daemon = tokenizes();
+        let file = daemon.dir.path().join("texts");
+        std::fs::write(&file, "a\n\0\0é").unwrap();
+        let mut args = vec!["tokenize", "--model", "m", "--special", "--text-file", file.to_str().unwrap()];
+        args.extend(json.then_some("--json"));
+        assert_eq!(daemon.run(&args).stdout, wanted);
+    }
+    let (model, text) = ("m".to_owned(), "x".to_owned());
+    let op = Op::Tokenize { model, text, parse_special: false, add_bos: false };
+    assert_eq!(says(op, Answer::Tokens(TokenIds(vec![3])), &["tokenize", "--model", "m", "x"]), "3\n");
+}
+
+#[test]
+fn shells_and_man() {
+    let home = tempfile::tempdir().unwrap();
+    let prints = |args: &[&str]| {
+        let ran = Ran::new(zllmctl(home.path(), args).output().unwrap());
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{args:?}");
+        ran.stdout
+    };
+    assert!(prints(&["completions", "bash"]).contains("complete -F _zllmctl"));
+    assert!(prints(&["completions", "zsh"]).starts_with("#compdef zllmctl"));
+    assert!(prints(&["completions", "fish"]).contains("complete -c zllmctl"));
+    let page = prints(&["man"]);
+    for word in [".TH zllmctl 1", "tokenize", "EXTRA"] {
+        assert!(page.contains(word), "{word} is not in the man page");
+    }
+    let dir = home.path().join("man");
+    prints(&["man", "--dir", dir.to_str().unwrap()]);
+    let run = std::fs::read_to_string(dir.join("zllmctl-run.1")).unwrap();
+    assert!(run.contains("min\\-p"), "{run}");
+}

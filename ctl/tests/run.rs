@@ -1,0 +1,277 @@
+//! `run`, `submit`, `attach`: streaming, lost connections, Ctrl-C, and who has gone.
+
+mod common;
+
+use common::*;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use std::{
+    io::{Read, Write},
+    process::{Child, Stdio},
+    thread,
+    time::Duration,
+};
+use zllm_wire::*;
+
+fn interrupt(child: &Child) {
+    kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGINT).unwrap();
+}
+
+/// Reads from a child's stdout until it has said `wanted`.
+fn read_until(stdout: &mut impl Read, wanted: &str) {
+    let mut said = Vec::new();
+    let mut byte = [0];
+    while !said.ends_with(wanted.as_bytes()) {
+        let read = stdout.read(&mut byte).unwrap();
+        assert_eq!(read, 1, "stdout ended after {:?}", String::from_utf8_lossy(&said));
+        said.push(byte[0]);
+    }
+}
+
+fn answers_hello(mut peer: Peer, has_template: bool, check: impl FnOnce(Submit)) {
+    peer.welcome();
+    let (id, submit) = peer.load_then_submission(has_template);
+    check(submit);
+    peer.reply(id, Answer::Accepted { job: job() });
+    let queued = Event::Queued { position: 1 };
+    let started = Event::Started { cached_tokens: 16, prompt_tokens: 23 };
+    peer.events(id, 0, [queued, started, text("Hello "), text("wörld"), finished()]);
+    peer.reply(id, Answer::Done);
+}
+
+#[test]
+fn run_streams_an_answer() {
+    let daemon = Daemon::once(|peer| {
+        answers_hello(peer, true, |submit| {
+            let messages = r#"[{"role":"system","content":"be \"short\""},{"role":"user","content":"hi"}]"#;
+            let prompt = Prompt::Chat { messages_json: messages.into(), tools_json: None };
+            let params = GenerationParams {
+                sampling: SamplingParams {
+                    temperature: Some(0.5),
+                    top_k: Some(40),
+                    top_p: Some(0.75),
+                    min_p: Some(0.25),
+                    seed: Some(7),
+                    ..SamplingParams::default()
+                },
+                max_tokens: Some(99),
+                stop: vec!["a".into(), "b".into()],
+                ignore_eos: false,
+            };
+            let session = Some(SessionId::new("s").unwrap());
+            let wanted = Submit {
+                model: "m".into(),
+                prompt,
+                params,
+                session,
+                detached: false,
+                stream: true,
+                label: None,
+            };
+            assert_eq!(submit, wanted);
+        })
+    });
+    let options =
+        "--temperature 0.5 --top-k 40 --top-p 0.75 --min-p 0.25 --seed 7 --max-tokens 99 --stop a --stop b";
+    let mut args = vec!["run", "m", "hi", "--session", "s", "--system", "be \"short\""];
+    args.extend(options.split(' '));
+    let ran = daemon.run(&args);
+    assert_eq!(ran, Ran { code: Some(0), stdout: "Hello wörld\n".into(), stderr: STATS.into() });
+}
+
+#[test]
+fn run_prints_events_as_json() {
+    let ran = Daemon::once(|peer| answers_hello(peer, true, |_| {})).run(&["run", "m", "hi", "--json"]);
+    let lines: Vec<&str> = ran.stdout.lines().collect();
+    assert_eq!(ran.code, Some(0));
+    assert_eq!(lines[0], r#"{"offset":0,"event":"queued","position":1}"#);
+    assert_eq!(lines[1], r#"{"offset":1,"event":"started","cached_tokens":16,"prompt_tokens":23}"#);
+    assert_eq!(lines[3], r#"{"offset":3,"event":"text","text":"wörld","tokens":1}"#);
+    let last: serde_json::Value = serde_json::from_str(lines[4]).unwrap();
+    assert_eq!((&last["event"], &last["reason"]), (&"finished".into(), &"stop".into()));
+    assert_eq!(last["usage"]["generated_tokens"], 46);
+    assert_eq!(lines.len(), 5);
+}
+
+#[test]
+fn prompts_from_everywhere() {
+    let raw = |wanted: &'static str| {
+        move |submit: Submit| {
+            assert_eq!(submit.prompt, Prompt::Text { text: wanted.into(), parse_special: true });
+        }
+    };
+    // A model without a template says so; --raw was the user's own wish.
+    let daemon = Daemon::once(move |peer| answers_hello(peer, false, raw("from a file")));
+    let file = daemon.dir.path().join("prompt");
+    std::fs::write(&file, "from a file").unwrap();
+    let ran = daemon.run(&["run", "m", "--prompt-file", file.to_str().unwrap()]);
+    assert_eq!(ran.code, Some(0));
+    assert_eq!(ran.stderr, format!("m has no chat template: the prompt is given to it as it is\n{STATS}"));
+
+    for args in [
+        &["run", "m", "-", "--raw"][..],
+        &["run", "m", "--raw"],
+        &["run", "m", "--raw", "--prompt-file", "-"],
+    ] {
+        let daemon = Daemon::once(move |peer| answers_hello(peer, true, raw("from stdin\n")));
+        let mut child = daemon
+            .command(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(b"from stdin\n").unwrap();
+        let ran = Ran::new(child.wait_with_output().unwrap());
+        daemon.end();
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), STATS));
+    }
+}
+
+#[test]
+fn a_reader_that_has_gone_ends_it_quietly() {
+    let daemon = Daemon::once(|mut peer| {
+        peer.welcome();
+        let (id, _) = peer.load_then_submission(true);
+        peer.reply(id, Answer::Accepted { job: job() });
+        let mut offset = 0;
+        while peer.try_reply(id, Answer::Event { offset, event: text("more\n") }) {
+            offset += 1;
+            thread::sleep(Duration::from_millis(1));
+        }
+    });
+    let mut child =
+        daemon.command(&["run", "m", "hi"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let ran = Ran::new(child.wait_with_output().unwrap());
+    daemon.end();
+    assert_eq!(ran, Ran { code: Some(0), stdout: String::new(), stderr: String::new() });
+}
+
+#[test]
+fn ctrl_c_frees_the_slot() {
+    let daemon = Daemon::once(|mut peer| {
+        peer.welcome();
+        let (id, _) = peer.load_then_submission(true);
+        peer.reply(id, Answer::Accepted { job: job() });
+        peer.events(id, 0, [text("begun")]);
+        assert!(peer.client_leaves());
+    });
+    let mut child =
+        daemon.command(&["run", "m", "hi"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    read_until(child.stdout.as_mut().unwrap(), "begun");
+    interrupt(&child);
+    daemon.end();
+    let ran = Ran::new(child.wait_with_output().unwrap());
+    assert_eq!(ran, Ran { code: Some(130), stdout: "\n".into(), stderr: String::new() });
+}
+
+#[test]
+fn a_second_ctrl_c_quits_at_once() {
+    let daemon = Daemon::once(|mut peer| {
+        peer.welcome();
+        let (id, _) = peer.load_then_submission(true);
+        peer.reply(id, Answer::Accepted { job: job() });
+        // More than a pipe holds, so that the client is stuck writing it when the signals come.
+        peer.events(id, 0, [text("begun"), text(&"x".repeat(1 << 20))]);
+        assert!(peer.client_leaves());
+    });
+    let mut child =
+        daemon.command(&["run", "m", "hi"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    read_until(child.stdout.as_mut().unwrap(), "begunx");
+    interrupt(&child);
+    daemon.end();
+    assert!(child.try_wait().unwrap().is_none(), "it is stuck in its write");
+    interrupt(&child);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+}
+
+#[test]
+fn submit_prints_the_job() {
+    let submits = |stream| {
+        move |mut peer: Peer| {
+            peer.welcome();
+            let id = peer.expect(Op::Models);
+            peer.reply(id, Answer::Models(vec![model("other", false), model("m", true)]));
+            let Request { id, body: Op::Submit(submit) } = peer.request() else { panic!("no submission") };
+            assert!(submit.detached && submit.stream == stream, "{submit:?}");
+            assert_eq!(submit.label.as_deref(), Some("mine"));
+            peer.reply(id, Answer::Accepted { job: job() });
+            if stream {
+                peer.events(id, 0, [text("answer\n"), finished()]);
+            }
+            peer.reply(id, Answer::Done);
+        }
+    };
+    let ran = Daemon::once(submits(false)).run(&["submit", "m", "hi", "--label", "mine"]);
+    assert_eq!(ran, Ran { code: Some(0), stdout: "j-01\n".into(), stderr: String::new() });
+    let ran = Daemon::once(submits(false)).run(&["submit", "m", "hi", "--label", "mine", "--json"]);
+    assert_eq!(ran.stdout, "{\"job\":\"j-01\"}\n");
+    let ran = Daemon::once(submits(true)).run(&["submit", "m", "hi", "--label", "mine", "--wait"]);
+    let stderr = format!("job j-01\n{STATS}");
+    assert_eq!(ran, Ran { code: Some(0), stdout: "answer\n".into(), stderr });
+}
+
+#[test]
+fn attach_reads_on_after_lost_connections() {
+    fn attaches(from: u64, events: Vec<Event>, done: bool) -> Box<dyn FnOnce(Peer) + Send> {
+        Box::new(move |mut peer| {
+            peer.welcome();
+            let id = peer.expect(Op::Attach { job: job(), from });
+            // The event before is sent again, as a daemon that counts coarsely might.
+            let again = from.saturating_sub(1);
+            peer.events(id, again, events);
+            if done {
+                peer.reply(id, Answer::Done);
+            }
+        })
+    }
+    let daemon = Daemon::start([
+        attaches(0, vec![text("one "), text("two ")], false),
+        attaches(2, vec![text("two "), text("three ")], false),
+        Box::new(|mut peer| peer.welcome()),
+        attaches(3, vec![text("three "), text("four"), finished()], true),
+    ]);
+    let ran = daemon.run(&["attach", "j-01"]);
+    assert_eq!(ran, Ran { code: Some(0), stdout: "one two three four\n".into(), stderr: STATS.into() });
+
+    let ran = Daemon::start([attaches(5, vec![text("-"), text("five"), finished()], true)])
+        .run(&["attach", "j-01", "--from", "5"]);
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), "five\n"));
+}
+
+#[test]
+fn a_job_that_went_on_is_told_of() {
+    let daemon = Daemon::once(|mut peer| {
+        peer.welcome();
+        let id = peer.expect(Op::Attach { job: job(), from: 0 });
+        peer.events(id, 0, [text("begun")]);
+        assert!(peer.client_leaves());
+    });
+    let mut child =
+        daemon.command(&["attach", "j-01"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    read_until(child.stdout.as_mut().unwrap(), "begun");
+    interrupt(&child);
+    daemon.end();
+    let ran = Ran::new(child.wait_with_output().unwrap());
+    let stderr = "job j-01 goes on; `zllmctl attach j-01 --from 1` reads on here\n";
+    assert_eq!(ran, Ran { code: Some(130), stdout: "\n".into(), stderr: stderr.into() });
+}
+
+#[test]
+fn a_daemon_that_stays_away_is_given_up() {
+    let daemon = Daemon::once(|mut peer| {
+        peer.welcome();
+        let id = peer.expect(Op::Attach { job: job(), from: 0 });
+        peer.events(id, 0, [text("begun")]);
+    });
+    let child =
+        daemon.command(&["attach", "j-01"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let ran = Ran::new(child.wait_with_output().unwrap());
+    daemon.end();
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), "begun\n"));
+    assert!(ran.stderr.contains("gave up after 10 tries"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("--from 1"), "{}", ran.stderr);
+}
