@@ -6,6 +6,7 @@ pub mod isa;
 pub mod kv;
 pub(crate) mod math;
 pub mod matmul;
+pub mod ops;
 pub mod pool;
 mod share;
 pub(crate) mod simd;

@@ -1,6 +1,6 @@
 //! Elementary functions on sixteen lanes, the same bits in every instruction set. NaN gives NaN.
 //!
-//! Polynomials interpolate at Chebyshev nodes; the measured errors are in the tests of this file.
+//! Polynomials interpolate at Chebyshev nodes; the measured errors are in the tests of `ops`.
 
 use super::simd::{LANES, Simd};
 
@@ -80,12 +80,4 @@ pub(crate) fn tanh<S: Simd>(s: S, x: S::F) -> S::F {
     let one = s.splat(1.0);
     let large = s.sub(one, s.div(s.splat(2.0), s.add(exp(s, s.add(z, z)), one)));
     s.copy_sign(s.select_less(z, s.splat(0.625), small, large), x)
-}
-
-/// 1 / (1 + e^-x).
-#[inline(always)]
-#[expect(dead_code, reason = "for the gated activations")]
-pub(crate) fn sigmoid<S: Simd>(s: S, x: S::F) -> S::F {
-    let one = s.splat(1.0);
-    s.div(one, s.add(one, exp(s, s.sub(s.splat(0.0), x))))
 }

@@ -340,23 +340,23 @@ fn positions_can_be_written_again_after_a_truncation() {
 #[test]
 fn what_is_not_finite_harms_the_rows_that_see_it_and_no_other() {
     for case in cases() {
-        let healthy = Sequence::new(&case, 31, 400);
-        let mut sick = Sequence::new(&case, 32, 400);
+        let healthy = Sequence::new(&case, 31, 290);
+        let mut sick = Sequence::new(&case, 32, 290);
         let Case { heads, layer, .. } = case;
         // A key of head 0 at 100, a value of the last KV head at 200, a query of the last head at 10.
         sick.k[100 * layer.kv_heads * layer.k_dim + 3] = f32::INFINITY;
         sick.v[201 * layer.kv_heads * layer.v_dim - 1] = f32::NAN;
         sick.q[11 * heads * layer.k_dim - 2] = f32::NAN;
-        let want = run(case, Isa::best(), 1, &healthy, 400);
-        let one = run(case, Isa::Scalar, 1, &sick, 400);
+        let want = run(case, Isa::best(), 1, &healthy, 290);
+        let one = run(case, Isa::Scalar, 1, &sick, 290);
         for isa in Isa::available() {
             let mut bench = Bench::new(case, isa, 2, 16, 5);
-            let (a, b) = (bench.table(400), bench.table(400));
-            let outs = bench.step(&[(&sick, &a, 0..400), (&healthy, &b, 0..400)]);
+            let (a, b) = (bench.table(290), bench.table(290));
+            let outs = bench.step(&[(&sick, &a, 0..290), (&healthy, &b, 0..290)]);
             assert_same(&outs[0], &one, &format!("{case:?} {}", isa.name()));
             assert_same(&outs[1], &want, &format!("{case:?} {}", isa.name()));
-            assert_same(&run(case, isa, 2, &sick, 33), &one, &format!("{case:?} {} in chunks", isa.name()));
         }
+        assert_same(&run(case, Isa::best(), 2, &sick, 33), &one, &format!("{case:?} in chunks"));
         let sees = |position: usize, key| key <= position && key >= first_visible(position, case.window);
         for (index, out) in one.chunks_exact(layer.v_dim).enumerate() {
             let (position, head) = (index / heads, index % heads);

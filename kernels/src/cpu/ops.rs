@@ -1,0 +1,313 @@
+//! Vector operations between the matrix products: norms, sums, activations, rotary embedding.
+//!
+//! Tensors are f32, row after row. Rows (or runs of elements) go to whichever thread is free; the bits of an element depend
+//! on its row and the parameters only. The one reduction, of [`rms_norm`], has its order in its documentation. Elementary
+//! functions are those of `math`. NaN gives NaN, in its own row only.
+
+use super::{
+    isa::Isa,
+    math::{exp, tanh},
+    pool::Pool,
+    share::Shared,
+    simd::{self, Kernel, LANES, Simd},
+};
+
+mod rope;
+#[cfg(test)]
+mod tests;
+
+pub use rope::{RopeParams, RopeStyle, RopeTables, rope};
+
+/// Elements that a thread should at least take: below, a hand-off costs more than it saves.
+const GRAIN_ELEMENTS: usize = 16_384;
+
+/// Something done to whole rows in place.
+trait RowOp: Sync {
+    /// `x` is rows from `first_row` on. Implementations are `#[inline(always)]`, like all generic code for [`Simd`].
+    fn apply<S: Simd>(&self, s: S, first_row: usize, x: &mut [f32]);
+}
+
+/// Some rows, on one thread.
+struct Piece<'a, O> {
+    op: &'a O,
+    first_row: usize,
+    x: &'a mut [f32],
+}
+
+impl<O: RowOp> Kernel for Piece<'_, O> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        self.op.apply(s, self.first_row, self.x);
+    }
+}
+
+/// Applies `op` to the rows of `x`, in parallel.
+fn by_rows<O: RowOp>(pool: &Pool, isa: Isa, x: &mut [f32], cols: usize, op: &O) {
+    assert!(cols > 0 && x.len().is_multiple_of(cols), "{} elements in rows of {cols}", x.len());
+    let rows = x.len() / cols;
+    let x = Shared::new(x);
+    pool.split(rows, (GRAIN_ELEMENTS / cols).max(1), &|rows, _| {
+        // SAFETY: the pool hands out each row once.
+        let part = unsafe { x.part(rows.start * cols..rows.end * cols) };
+        simd::dispatch(isa, Piece { op, first_row: rows.start, x: part });
+    });
+}
+
+/// The elements, then zeros.
+#[inline(always)]
+fn padded(x: &[f32]) -> [f32; LANES] {
+    let mut lanes = [0.0; LANES];
+    lanes[..x.len()].copy_from_slice(x);
+    lanes
+}
+
+/// `x = f(x, y)`, element by element.
+trait Map: Sync {
+    fn map<S: Simd>(&self, s: S, x: S::F, y: S::F) -> S::F;
+}
+
+#[inline(always)]
+fn map<S: Simd, M: Map>(s: S, op: &M, x: &mut [f32], y: &[f32]) {
+    let (x, x_rest) = x.as_chunks_mut::<LANES>();
+    let (y, y_rest) = y.as_chunks::<LANES>();
+    for (x, y) in x.iter_mut().zip(y) {
+        s.store(op.map(s, s.load(x), s.load(y)), x);
+    }
+    if !x_rest.is_empty() {
+        let mut lanes = padded(x_rest);
+        s.store(op.map(s, s.load(&lanes), s.load(&padded(y_rest))), &mut lanes);
+        x_rest.copy_from_slice(&lanes[..x_rest.len()]);
+    }
+}
+
+/// A [`Map`] with a tensor of the same shape.
+struct WithTensor<'a, M>(M, &'a [f32]);
+
+impl<M: Map> RowOp for WithTensor<'_, M> {
+    #[inline(always)]
+    fn apply<S: Simd>(&self, s: S, first: usize, x: &mut [f32]) {
+        map(s, &self.0, x, &self.1[first..first + x.len()]);
+    }
+}
+
+/// A [`Map`] with a vector that is the same for every row.
+struct WithRow<'a, M>(M, &'a [f32]);
+
+impl<M: Map> RowOp for WithRow<'_, M> {
+    #[inline(always)]
+    fn apply<S: Simd>(&self, s: S, _first_row: usize, x: &mut [f32]) {
+        for row in x.chunks_exact_mut(self.1.len()) {
+            map(s, &self.0, row, self.1);
+        }
+    }
+}
+
+/// A [`Map`] of the element alone.
+struct Alone<M>(M);
+
+impl<M: Map> RowOp for Alone<M> {
+    #[inline(always)]
+    fn apply<S: Simd>(&self, s: S, _first_row: usize, x: &mut [f32]) {
+        let (lanes, rest) = x.as_chunks_mut::<LANES>();
+        for x in lanes {
+            let value = s.load(x);
+            s.store(self.0.map(s, value, value), x);
+        }
+        let copy = padded(rest);
+        map(s, &self.0, rest, &copy[..rest.len()]);
+    }
+}
+
+struct Sum;
+
+impl Map for Sum {
+    #[inline(always)]
+    fn map<S: Simd>(&self, s: S, x: S::F, y: S::F) -> S::F {
+        s.add(x, y)
+    }
+}
+
+/// `x += y`.
+///
+/// # Panics
+/// When the lengths differ.
+pub fn add(pool: &Pool, isa: Isa, x: &mut [f32], y: &[f32]) {
+    assert_eq!(x.len(), y.len(), "the two sides of a sum");
+    by_rows(pool, isa, x, 1, &WithTensor(Sum, y));
+}
+
+/// Adds `bias` (`cols`) to each row of `x` (`rows x cols`).
+///
+/// # Panics
+/// When the sizes do not fit.
+pub fn add_bias(pool: &Pool, isa: Isa, x: &mut [f32], rows: usize, cols: usize, bias: &[f32]) {
+    assert_eq!((x.len(), bias.len()), (rows * cols, cols), "x is rows x cols, bias cols");
+    by_rows(pool, isa, x, cols, &WithRow(Sum, bias));
+}
+
+struct Times(f32);
+
+impl Map for Times {
+    #[inline(always)]
+    fn map<S: Simd>(&self, s: S, x: S::F, _: S::F) -> S::F {
+        s.mul(x, s.splat(self.0))
+    }
+}
+
+/// `x *= factor`.
+pub fn scale(pool: &Pool, isa: Isa, x: &mut [f32], factor: f32) {
+    by_rows(pool, isa, x, 1, &Alone(Times(factor)));
+}
+
+struct Cap(f32);
+
+impl Map for Cap {
+    #[inline(always)]
+    fn map<S: Simd>(&self, s: S, x: S::F, _: S::F) -> S::F {
+        s.mul(tanh(s, s.mul(x, s.splat(1.0 / self.0))), s.splat(self.0))
+    }
+}
+
+/// `x = cap * tanh(x / cap)`.
+pub fn softcap(pool: &Pool, isa: Isa, x: &mut [f32], cap: f32) {
+    by_rows(pool, isa, x, 1, &Alone(Cap(cap)));
+}
+
+/// The activation of a gated feed-forward network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x / (1 + e^-x)`.
+    Silu,
+    /// `x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))`: the tanh approximation that Gemma was trained with.
+    GeluTanh,
+}
+
+struct Gate<A>(A);
+
+struct Silu;
+
+impl Map for Gate<Silu> {
+    #[inline(always)]
+    fn map<S: Simd>(&self, s: S, x: S::F, up: S::F) -> S::F {
+        let below = s.add(s.splat(1.0), exp(s, s.sub(s.splat(0.0), x)));
+        s.mul(s.div(x, below), up)
+    }
+}
+
+struct GeluTanh;
+
+impl Map for Gate<GeluTanh> {
+    #[inline(always)]
+    fn map<S: Simd>(&self, s: S, x: S::F, up: S::F) -> S::F {
+        // (1 + tanh u) / 2 = 1 / (1 + e^-2u), without its cancellation; the constants are -2 sqrt(2/pi) and 0.044715.
+        let cubic = s.fma(s.mul(s.splat(0.044_715), s.mul(x, x)), x, x);
+        let below = s.add(s.splat(1.0), exp(s, s.mul(s.splat(-1.595_769_2), cubic)));
+        s.mul(s.div(x, below), up)
+    }
+}
+
+/// `gate = activation(gate) * up`, both `rows x cols`.
+///
+/// # Panics
+/// When the sizes do not fit.
+pub fn gated(
+    pool: &Pool,
+    isa: Isa,
+    gate: &mut [f32],
+    up: &[f32],
+    rows: usize,
+    cols: usize,
+    activation: Activation,
+) {
+    assert_eq!((gate.len(), up.len()), (rows * cols, rows * cols), "gate and up are rows x cols");
+    match activation {
+        Activation::Silu => by_rows(pool, isa, gate, 1, &WithTensor(Gate(Silu), up)),
+        Activation::GeluTanh => by_rows(pool, isa, gate, 1, &WithTensor(Gate(GeluTanh), up)),
+    }
+}
+
+struct RmsNorm<'a> {
+    /// Where rows come from; none: from where they go.
+    input: Option<&'a [f32]>,
+    weight: &'a [f32],
+    eps: f32,
+}
+
+impl RowOp for RmsNorm<'_> {
+    #[inline(always)]
+    fn apply<S: Simd>(&self, s: S, first_row: usize, out: &mut [f32]) {
+        let cols = self.weight.len();
+        for (index, out) in out.chunks_exact_mut(cols).enumerate() {
+            if let Some(input) = self.input {
+                out.copy_from_slice(&input[(first_row + index) * cols..][..cols]);
+            }
+            let mean = sum_of_squares(s, out) / cols as f32;
+            map(s, &Normalised((mean + self.eps).sqrt().recip()), out, self.weight);
+        }
+    }
+}
+
+/// Sixteen lanes (lane = column mod 16), ascending, `fma`, then the tree of `simd`.
+#[inline(always)]
+fn sum_of_squares<S: Simd>(s: S, x: &[f32]) -> f32 {
+    let (lanes, rest) = x.as_chunks::<LANES>();
+    let mut sum = s.splat(0.0);
+    for x in lanes {
+        let x = s.load(x);
+        sum = s.fma(x, x, sum);
+    }
+    let rest = s.load(&padded(rest));
+    s.reduce_add(s.fma(rest, rest, sum))
+}
+
+struct Normalised(f32);
+
+impl Map for Normalised {
+    #[inline(always)]
+    fn map<S: Simd>(&self, s: S, x: S::F, weight: S::F) -> S::F {
+        s.mul(s.mul(x, s.splat(self.0)), weight)
+    }
+}
+
+/// `out = x * (1 / sqrt(mean of squares + eps)) * weight`, row by row; x and out are `rows x cols`, weight is `cols`. The
+/// sum of squares runs in sixteen lanes (lane = column mod 16), columns ascending, `fma`, then the tree 8+8, 4+4, 2+2, 1+1.
+/// For a norm a head, rows are rows x heads and cols the head's dimension.
+///
+/// # Panics
+/// When the sizes do not fit.
+#[allow(clippy::too_many_arguments)] // operands and shape
+pub fn rms_norm(
+    pool: &Pool,
+    isa: Isa,
+    x: &[f32],
+    rows: usize,
+    cols: usize,
+    weight: &[f32],
+    eps: f32,
+    out: &mut [f32],
+) {
+    assert_eq!(
+        (x.len(), out.len(), weight.len()),
+        (rows * cols, rows * cols, cols),
+        "x and out are rows x cols"
+    );
+    by_rows(pool, isa, out, cols, &RmsNorm { input: Some(x), weight, eps });
+}
+
+/// [`rms_norm`] in place.
+///
+/// # Panics
+/// When the sizes do not fit.
+pub fn rms_norm_in_place(
+    pool: &Pool,
+    isa: Isa,
+    x: &mut [f32],
+    rows: usize,
+    cols: usize,
+    weight: &[f32],
+    eps: f32,
+) {
+    assert_eq!((x.len(), weight.len()), (rows * cols, cols), "x is rows x cols, weight cols");
+    by_rows(pool, isa, x, cols, &RmsNorm { input: None, weight, eps });
+}
