@@ -8,10 +8,11 @@
 //! A template comes with a model file and is not trusted: source size, recursion, work and memory are bounded.
 
 mod filters;
-mod generation;
 mod json;
 mod methods;
 mod python;
+mod source;
+mod stack;
 mod strftime;
 #[cfg(test)]
 mod tests;
@@ -23,10 +24,19 @@ use std::sync::Arc;
 use thiserror::Error as ThisError;
 
 /// Longest template source, in bytes. The largest in use have some 30 KiB.
-pub const MAX_SOURCE_BYTES: usize = 256 * 1024;
-/// Work one rendering may do: instructions, and 64 bytes of data each. Bounds it to seconds and some 600 MB.
-const FUEL: u64 = 10_000_000;
-/// Nested macro calls and the like; each takes stack.
+pub const MAX_SOURCE_BYTES: usize = 128 * 1024;
+/// Fuel of a rendering: one for each instruction and for each 64 bytes of data, so it bounds time and memory (to 128 MB).
+/// It grows with the conversation, up to a limit; models' own templates use some 100 a message and 0.1 a byte.
+const BASE_FUEL: u64 = 200_000;
+const FUEL_PER_BYTE: u64 = 4;
+const MAX_FUEL: u64 = 2_000_000;
+/// A value gets one level deeper for one fuel at least; comparing or dropping it takes less stack than this a level.
+const STACK_BYTES_PER_FUEL: usize = 512;
+/// Two bytes of source make one level of syntax at least, and each level takes less than twice this to compile.
+const STACK_BYTES_PER_SOURCE_BYTE: usize = 1024;
+/// For what does not depend on the template's size.
+const BASE_STACK_BYTES: usize = 16 << 20;
+/// Nested macro calls and the like.
 const RECURSION_LIMIT: usize = 100;
 const NAME: &str = "chat_template";
 
@@ -59,6 +69,14 @@ impl<'a> Conversation<'a> {
     pub fn new(messages: &'a [Message]) -> Self {
         Self { messages, tools: None, add_generation_prompt: true, extra: None, now_unix_s: None }
     }
+
+    /// What the template may have to go through, roughly as JSON.
+    fn size_bytes(&self) -> u64 {
+        let messages = self.messages.iter().map(|message| json::object_size_bytes(message.fields()));
+        messages.sum::<u64>()
+            + self.tools.map_or(0, json::size_bytes)
+            + self.extra.map_or(0, json::object_size_bytes)
+    }
 }
 
 /// Why there is no prompt.
@@ -82,8 +100,19 @@ pub enum TemplateError {
     #[error("{0}")]
     Raised(String),
     /// The template did more work than a template may.
-    #[error("chat template did more work than allowed (the limit is {FUEL} steps)")]
-    OutOfFuel,
+    #[error("chat template did more work than the {fuel} steps allowed for this conversation")]
+    OutOfFuel {
+        /// Steps allowed.
+        fuel: u64,
+    },
+    /// The system refused a thread with the stack that a template may need.
+    #[error("no thread with a stack of {bytes} bytes for the chat template: {message}")]
+    NoStack {
+        /// Size of the stack.
+        bytes: usize,
+        /// The system's reason.
+        message: String,
+    },
     /// Rendering failed.
     #[error("chat template line {line}: {message}")]
     Render {
@@ -107,32 +136,28 @@ impl ChatTemplate {
         if source.len() > MAX_SOURCE_BYTES {
             return Err(TemplateError::TooLarge { bytes: source.len() });
         }
-        let mut environment = Environment::new();
-        environment.set_syntax(generation::syntax());
-        environment.set_undefined_behavior(UndefinedBehavior::Lenient);
-        environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-        environment
-            .set_formatter(|out, _, value| out.write_str(&python::to_str(value)?).map_err(Error::from));
-        environment.set_unknown_method_callback(methods::call);
-        environment.set_recursion_limit(RECURSION_LIMIT);
-        environment.set_fuel(Some(FUEL));
-        filters::register(&mut environment);
-        environment.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
-            let raised = Raised(python::to_str(message)?);
-            Err(Error::new(ErrorKind::InvalidOperation, "raised by the template").with_source(raised))
-        });
-        let syntax_error =
-            |error: Error| TemplateError::Syntax { line: line_of(&error), message: message_of(&error) };
-        let source = generation::replace_tags(source).map_err(syntax_error)?;
-        environment.add_template_owned(NAME, source).map_err(syntax_error)?;
+        let stack_bytes = BASE_STACK_BYTES + source.len() * STACK_BYTES_PER_SOURCE_BYTE;
+        let environment = on_stack(stack_bytes, || compile(source))?;
         Ok(Self { environment: Arc::new(environment), context })
     }
 
     /// Renders a conversation.
     pub fn render(&self, conversation: &Conversation<'_>) -> Result<String, TemplateError> {
+        let bytes = conversation.size_bytes();
+        let fuel = MAX_FUEL.min(BASE_FUEL.saturating_add(bytes.saturating_mul(FUEL_PER_BYTE)));
+        let stack_bytes = BASE_STACK_BYTES + fuel as usize * STACK_BYTES_PER_FUEL;
+        on_stack(stack_bytes, || {
+            let mut environment = (*self.environment).clone();
+            environment.set_fuel(Some(fuel));
+            let template = environment.get_template(NAME).map_err(|error| render_error(&error, fuel))?;
+            template.render(self.variables(conversation)).map_err(|error| render_error(&error, fuel))
+        })
+    }
+
+    fn variables(&self, conversation: &Conversation<'_>) -> Value {
         let messages = conversation.messages.iter().map(|message| json::object_to_value(message.fields()));
         let mut variables = vec![
-            ("messages", Value::from(messages.collect::<Vec<_>>())),
+            ("messages", messages.collect()),
             ("tools", conversation.tools.map_or(Value::from(()), json::to_value)),
             ("documents", Value::from(())),
             ("add_generation_prompt", conversation.add_generation_prompt.into()),
@@ -147,10 +172,36 @@ impl ChatTemplate {
             variables.retain(|&(known, _)| known != name);
             variables.push((name, json::to_value(value)));
         }
-        let variables = Value::from_pairs(variables);
-        let template = self.environment.get_template(NAME).map_err(render_error)?;
-        template.render(variables).map_err(render_error)
+        Value::from_pairs(variables)
     }
+}
+
+fn on_stack<T: Send>(
+    bytes: usize,
+    work: impl FnOnce() -> Result<T, TemplateError> + Send,
+) -> Result<T, TemplateError> {
+    let no_stack = |error: std::io::Error| TemplateError::NoStack { bytes, message: error.to_string() };
+    stack::run_with(bytes, work).map_err(no_stack)?
+}
+
+fn compile(source: &str) -> Result<Environment<'static>, TemplateError> {
+    let mut environment = Environment::new();
+    environment.set_syntax(source::syntax());
+    environment.set_undefined_behavior(UndefinedBehavior::Lenient);
+    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+    environment.set_formatter(|out, _, value| out.write_str(&python::to_str(value)?).map_err(Error::from));
+    environment.set_unknown_method_callback(methods::call);
+    environment.set_recursion_limit(RECURSION_LIMIT);
+    filters::register(&mut environment);
+    environment.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
+        let raised = Raised(python::to_str(message)?);
+        Err(Error::new(ErrorKind::InvalidOperation, "raised by the template").with_source(raised))
+    });
+    let syntax_error =
+        |error: Error| TemplateError::Syntax { line: line_of(&error), message: message_of(&error) };
+    let source = source::prepare(source).map_err(syntax_error)?;
+    environment.add_template_owned(NAME, source).map_err(syntax_error)?;
+    Ok(environment)
 }
 
 /// Carries `raise_exception`'s message through minijinja's errors.
@@ -158,18 +209,18 @@ impl ChatTemplate {
 #[error("{0}")]
 struct Raised(String);
 
-fn render_error(error: Error) -> TemplateError {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+fn render_error(error: &Error, fuel: u64) -> TemplateError {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(current) = cause {
         if let Some(Raised(message)) = current.downcast_ref() {
             return TemplateError::Raised(message.clone());
         }
         if current.downcast_ref::<Error>().is_some_and(|error| error.kind() == ErrorKind::OutOfFuel) {
-            return TemplateError::OutOfFuel;
+            return TemplateError::OutOfFuel { fuel };
         }
         cause = current.source();
     }
-    TemplateError::Render { line: line_of(&error), message: message_of(&error) }
+    TemplateError::Render { line: line_of(error), message: message_of(error) }
 }
 
 fn line_of(error: &Error) -> usize {

@@ -26,6 +26,21 @@ pub(super) fn object_to_value(object: &Map<String, serde_json::Value>) -> Value 
     Value::from_pairs(object.iter().map(|(key, value)| (key.as_str(), to_value(value))))
 }
 
+/// About the length of a JSON value as text.
+pub(super) fn size_bytes(json: &serde_json::Value) -> u64 {
+    match json {
+        serde_json::Value::String(text) => text.len() as u64 + 2,
+        serde_json::Value::Array(items) => items.iter().map(|item| size_bytes(item) + 1).sum::<u64>() + 2,
+        serde_json::Value::Object(object) => object_size_bytes(object),
+        _ => 5,
+    }
+}
+
+/// About the length of a JSON object as text.
+pub(super) fn object_size_bytes(object: &Map<String, serde_json::Value>) -> u64 {
+    object.iter().map(|(key, value)| key.len() as u64 + 4 + size_bytes(value)).sum::<u64>() + 2
+}
+
 /// Layout of [`dumps`], with the names of `json.dumps`.
 #[derive(Debug, Clone)]
 pub(super) struct Layout {

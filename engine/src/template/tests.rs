@@ -76,7 +76,8 @@ fn a_hostile_template_is_stopped() {
         "{{ ('x' * 1000000).replace('x', 'y' * 1000000) }}",
     ];
     for source in endless {
-        assert_eq!(render(source, &conversation), Err(TemplateError::OutOfFuel), "{source}");
+        let got = render(source, &conversation);
+        assert!(matches!(got, Err(TemplateError::OutOfFuel { .. })), "{source}: {got:?}");
     }
     let nested = format!("{{{{ {}1{} }}}}", "(".repeat(10_000), ")".repeat(10_000));
     assert!(matches!(render(&nested, &conversation), Err(TemplateError::Syntax { .. })));
@@ -99,4 +100,32 @@ fn errors_name_the_line() {
     assert!(matches!(error, TemplateError::Render { line: 2, .. }), "{error:?}");
     let error = render("a\nb\n{% nothing %}", &conversation).unwrap_err();
     assert!(matches!(error, TemplateError::Syntax { line: 3, .. }), "{error:?}");
+}
+
+#[test]
+fn deep_values_and_syntax_do_not_overflow_the_stack() {
+    let messages = [Message::user("x".repeat(300_000))];
+    let conversation = Conversation::new(&messages);
+    // Many levels for few instructions; the parser takes no more than this.
+    let (open, close) = ("[".repeat(70), "]".repeat(70));
+    let deepen = format!(
+        "{{% set ns = namespace(v=[], w=[]) %}}{{% for i in range(3000) %}}{{% set ns.v = {open}ns.v{close} %}}\
+         {{% set ns.w = {open}ns.w{close} %}}{{% endfor %}}"
+    );
+    for (end, expected) in [
+        ("x", "x"),
+        ("{{ ns.v == ns.w }}", "True"),
+        ("{{ [ns.v, ns.w] | sort | length }}", "2"),
+        ("{{ [ns.v, ns.w] | unique | list | length }}", "1"),
+    ] {
+        assert_eq!(render(&format!("{deepen}{end}"), &conversation).as_deref(), Ok(expected), "{end}");
+    }
+    for part in ["+1", "~1", "|abs", ".a", "[0]", "()", " and 1", " if 1 else 1", " is odd", " not in 1"] {
+        let source = format!("{{{{ 1{} }}}}", part.repeat(990));
+        let source = source.repeat(MAX_SOURCE_BYTES / source.len());
+        // Whatever it is, it is an answer.
+        drop(render(&source, &conversation));
+    }
+    let elif = format!("{{% if 0 %}}{}{{% endif %}}", "{%elif 0%}".repeat(12_000));
+    assert_eq!(render(&elif, &conversation).as_deref(), Ok(""));
 }
