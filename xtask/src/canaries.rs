@@ -15,8 +15,6 @@ use crate::process;
 
 const SOURCE: &str = "xtask/canaries/bans.rs";
 const CRATE: &str = "zllm-canary";
-/// What the canary's source uses.
-const DEPENDENCIES: [&str; 2] = ["actix", "tokio"];
 const DISALLOWED: &str = "clippy::disallowed_methods";
 
 /// A line that must be an error, or an error that clippy reported.
@@ -72,9 +70,10 @@ fn manifest(workspace: &str, source: &Path) -> Result<String> {
         }
         place.cloned().with_context(|| format!("Cargo.toml has no {}", keys.join(".")))
     };
-    let mut dependencies = toml::Table::new();
-    for name in DEPENDENCIES {
-        dependencies.insert(name.to_owned(), at(&["workspace", "dependencies", name])?);
+    // All of the workspace's, not only what the canary uses: then cargo chooses the same features of each.
+    let mut dependencies = at(&["workspace", "dependencies"])?;
+    if let Some(dependencies) = dependencies.as_table_mut() {
+        dependencies.retain(|_, value| value.get("path").is_none());
     }
     let mut profile = at(&["profile", "dev"])?;
     // Settings for single packages of ours would only bring warnings that they are not here.
@@ -90,7 +89,7 @@ fn manifest(workspace: &str, source: &Path) -> Result<String> {
     made.insert("package".to_owned(), table(package));
     made.insert("lib".to_owned(), table([("path", source.to_string_lossy().into_owned().into())]));
     made.insert("workspace".to_owned(), table([]));
-    made.insert("dependencies".to_owned(), dependencies.into());
+    made.insert("dependencies".to_owned(), dependencies);
     made.insert("lints".to_owned(), at(&["workspace", "lints"])?);
     made.insert("profile".to_owned(), table([("dev", profile)]));
     Ok(made.to_string())
