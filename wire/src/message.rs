@@ -120,11 +120,11 @@ pub enum Op {
 pub struct Submit {
     /// The model; loaded when it is not.
     pub model: String,
-    /// What it is given.
+    /// What it is given: always the whole prompt, whatever was computed before.
     pub prompt: Prompt,
     /// How it answers.
     pub params: GenerationParams,
-    /// The session to continue or to begin.
+    /// The name under which the timeline's KV is kept, listed and evicted; the answer does not depend on it.
     pub session: Option<SessionId>,
     /// `false`: the job is cancelled when this connection goes away.
     pub detached: bool,

@@ -49,3 +49,37 @@ fn bytes_are_as_they_were() {
     }
     assert_eq!(now.lines().count(), then.lines().count(), "all frames now:\n{now}");
 }
+
+/// Every frame that `docs/API.md` shows is one of the above, and every variant is described there.
+#[test]
+fn the_documentation_shows_these_bytes() {
+    let page = include_str!("../../docs/API.md");
+    let mut inside = false;
+    let mut shown = 0;
+    for line in page.lines() {
+        if line.starts_with("```") {
+            inside = !inside;
+        } else if inside {
+            shown += 1;
+            let row = format!(": {line}\n");
+            assert!(include_str!("golden.txt").contains(&row), "docs/API.md shows other bytes: {line}");
+        }
+    }
+    assert_eq!(shown, 5);
+    described(page, "Op", ops());
+    described(page, "Answer", answers());
+    described(page, "Event", events());
+    described(page, "ErrorCode", error_codes());
+    described(page, "Prompt", prompts());
+    described(page, "ClientFrame", client_frames());
+    described(page, "ServerFrame", server_frames());
+}
+
+fn described(page: &str, name: &str, values: Vec<impl std::fmt::Debug>) {
+    for (index, value) in values.into_iter().enumerate() {
+        let debug = format!("{value:?}");
+        let variant = debug.split(|c: char| !c.is_alphanumeric()).next().unwrap();
+        let row = format!("| {index} | `{variant}` |");
+        assert!(page.contains(&row), "docs/API.md has no row {row:?} for {name}");
+    }
+}
