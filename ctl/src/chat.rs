@@ -49,8 +49,7 @@ pub(crate) fn chat(context: &Context, interrupt: &Interrupt, setup: Setup) -> Re
         if text.is_empty() {
             continue;
         }
-        // A history that cannot be kept is no reason to stop talking.
-        let _ = editor.add_history_entry(text);
+        remember(&mut editor, history.as_deref(), text);
         match text {
             "/exit" | "/quit" => break,
             "/help" => eprintln!("{HELP}"),
@@ -59,9 +58,6 @@ pub(crate) fn chat(context: &Context, interrupt: &Interrupt, setup: Setup) -> Re
             _ if text.starts_with('/') => eprintln!("no command {text}; /help lists them"),
             _ => chat.turn(context, interrupt, text)?,
         }
-    }
-    if let Some(path) = history {
-        let _ = editor.save_history(&path);
     }
     Ok(())
 }
@@ -152,6 +148,14 @@ fn editor(history: Option<&Path>) -> Result<DefaultEditor, Failure> {
         let _ = editor.load_history(path);
     }
     Ok(editor)
+}
+
+/// Keeps a line at once, however the chat ends. A history that cannot be kept is no reason to stop talking.
+fn remember(editor: &mut DefaultEditor, history: Option<&Path>, line: &str) {
+    let _ = editor.add_history_entry(line);
+    if let Some(path) = history {
+        let _ = editor.save_history(path);
+    }
 }
 
 /// `$XDG_STATE_HOME/zllm/history`, its folder made; `None` where there is no place for it.

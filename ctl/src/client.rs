@@ -67,8 +67,10 @@ impl Connection {
     fn shake_hands(&mut self) -> Result<(), Failure> {
         self.stream.set_read_timeout(Some(HANDSHAKE_TIMEOUT)).map_err(WireError::from)?;
         let client = concat!("zllmctl ", env!("CARGO_PKG_VERSION")).to_owned();
-        write_frame(&mut self.stream, &ClientFrame::Hello { version: VERSION, client })?;
-        match self.frame()? {
+        let sent = write_frame(&mut self.stream, &ClientFrame::Hello { version: VERSION, client });
+        // A daemon that is full says so and closes without reading, so what it said is read even after a failed write.
+        let answer = self.frame().or_else(|failure| sent.map_err(Failure::from).and(Err(failure)))?;
+        match answer {
             ServerFrame::Welcome { version: VERSION, .. } => {}
             ServerFrame::Welcome { version, server, .. } => {
                 return Err(Failure::Refused(format!(

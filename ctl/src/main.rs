@@ -39,7 +39,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if let Some(message) = failure.message() {
-                eprintln!("zllmctl: {message}");
+                eprintln!("zllmctl: {}", output::printable(&message));
             }
             failure.exit_code().into()
         }

@@ -20,13 +20,13 @@ pub(crate) fn list(context: &Context) -> Result<(), Failure> {
         eprintln!("no models; `zllmctl pull smollm2-135m` fetches a small one");
         return Ok(());
     }
-    output::print(&table(&models))
+    output::print(&output::foreign(&table(&models)))
 }
 
 /// `load`.
 pub(crate) fn load(context: &Context, model: &str) -> Result<(), Failure> {
     let info = load_on(&mut context.connect()?, model)?;
-    if context.json { output::print_json(&info) } else { output::print(&table(&[info])) }
+    if context.json { output::print_json(&info) } else { output::print(&output::foreign(&table(&[info]))) }
 }
 
 /// `unload`.

@@ -11,7 +11,7 @@ use zllm_wire::{Answer, BlockUsage, DeviceInfo, Op, Status, Tier};
 pub(crate) fn status(context: &Context) -> Result<(), Failure> {
     match context.ask(Op::Status)? {
         Answer::Status(status) if context.json => output::print_json(&status),
-        Answer::Status(status) => output::print(&page(&status)),
+        Answer::Status(status) => output::print(&output::foreign(&page(&status))),
         other => Err(unexpected(&other)),
     }
 }

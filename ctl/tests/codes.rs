@@ -103,6 +103,12 @@ fn daemons_that_speak_otherwise() {
     };
     let refused = says(ServerFrame::Refused { version: 9, message: "only version 9 here".into() });
     assert_eq!((refused.code, refused.stderr.as_str()), (Some(1), "zllmctl: only version 9 here\n"));
+    // A daemon that is full: it says so and closes without reading.
+    let full = Daemon::once(|mut peer| {
+        peer.send(&ServerFrame::Refused { version: VERSION, message: "too many connections".into() });
+    })
+    .run(&["status"]);
+    assert_eq!((full.code, full.stderr.as_str()), (Some(1), "zllmctl: too many connections\n"));
     let newer = says(ServerFrame::Welcome { version: 9, server: "zllmd 9".into(), pid: 1 });
     assert_eq!(newer.code, Some(1));
     assert!(newer.stderr.contains("zllmd 9 speaks protocol version 9"), "{}", newer.stderr);
