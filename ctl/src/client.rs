@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 use zllm_wire::{
-    Answer, ClientFrame, FrameDecoder, Op, Reply, Request, ServerFrame, VERSION, WireError, find_socket_path,
+    Answer, ClientFrame, FrameDecoder, Op, Reply, Request, ServerFrame, VERSION, find_socket_path,
     write_frame,
 };
 
@@ -65,11 +65,13 @@ impl Connection {
     }
 
     fn shake_hands(&mut self) -> Result<(), Failure> {
-        self.stream.set_read_timeout(Some(HANDSHAKE_TIMEOUT)).map_err(WireError::from)?;
+        self.stream
+            .set_read_timeout(Some(HANDSHAKE_TIMEOUT))
+            .map_err(|error| Failure::Lost(error.to_string()))?;
         let client = concat!("zllmctl ", env!("CARGO_PKG_VERSION")).to_owned();
         let sent = write_frame(&mut self.stream, &ClientFrame::Hello { version: VERSION, client });
         // A daemon that is full says so and closes without reading, so what it said is read even after a failed write.
-        let answer = self.frame().or_else(|failure| sent.map_err(Failure::from).and(Err(failure)))?;
+        let answer = self.frame().or_else(|failure| sent.map_err(Failure::sending).and(Err(failure)))?;
         match answer {
             ServerFrame::Welcome { version: VERSION, .. } => {}
             ServerFrame::Welcome { version, server, .. } => {
@@ -80,7 +82,7 @@ impl Connection {
             ServerFrame::Refused { message, .. } => return Err(Failure::Refused(message)),
             ServerFrame::Reply(_) => return Err(out_of_turn()),
         }
-        self.stream.set_read_timeout(None).map_err(WireError::from)?;
+        self.stream.set_read_timeout(None).map_err(|error| Failure::Lost(error.to_string()))?;
         Ok(())
     }
 
@@ -92,8 +94,8 @@ impl Connection {
     /// Sends a request; its answers come from [`Self::answer`].
     pub(crate) fn send(&mut self, body: Op) -> Result<(), Failure> {
         self.last_id += 1;
-        write_frame(&mut self.stream, &ClientFrame::Request(Request { id: self.last_id, body }))?;
-        Ok(())
+        write_frame(&mut self.stream, &ClientFrame::Request(Request { id: self.last_id, body }))
+            .map_err(Failure::sending)
     }
 
     /// Waits for the next answer to the request that was sent last. An error answer is a [`Failure`].
@@ -122,7 +124,7 @@ impl Connection {
     fn frame(&mut self) -> Result<ServerFrame, Failure> {
         let mut buffer = [0; READ_BYTES];
         loop {
-            if let Some(frame) = self.decoder.pop()? {
+            if let Some(frame) = self.decoder.pop().map_err(Failure::receiving)? {
                 return Ok(frame);
             }
             match self.stream.read(&mut buffer) {

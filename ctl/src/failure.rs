@@ -56,6 +56,22 @@ impl Failure {
             _ => Self::Failed(format!("cannot write to stdout: {error}")),
         }
     }
+
+    /// A frame that could not be sent.
+    pub(crate) fn sending(error: WireError) -> Self {
+        match error {
+            WireError::Io(error) => Self::Lost(error.to_string()),
+            other => Self::Refused(format!("request not sent: {other}")),
+        }
+    }
+
+    /// A frame that could not be read.
+    pub(crate) fn receiving(error: WireError) -> Self {
+        match error {
+            WireError::Io(error) => Self::Lost(error.to_string()),
+            other => Self::Failed(format!("the daemon does not speak this protocol: {other}")),
+        }
+    }
 }
 
 impl From<Fault> for Failure {
@@ -67,16 +83,6 @@ impl From<Fault> for Failure {
                 Self::Refused(format!("{}; try again in {seconds} s", fault.message))
             }
             ErrorCode::Failed => Self::Failed(fault.message),
-        }
-    }
-}
-
-impl From<WireError> for Failure {
-    fn from(error: WireError) -> Self {
-        match error {
-            WireError::Io(error) => Self::Lost(error.to_string()),
-            WireError::TooLong { .. } => Self::Refused(format!("request not sent: {error}")),
-            other => Self::Failed(format!("the daemon does not speak this protocol: {other}")),
         }
     }
 }

@@ -118,6 +118,18 @@ fn daemons_that_speak_otherwise() {
     let confused = Daemon::answering(Op::Status, Answer::Done).run(&["status"]);
     assert_eq!(confused.code, Some(2));
     assert!(confused.stderr.contains("answered Done, which is no answer"), "{}", confused.stderr);
+    let garbled = Daemon::once(|mut peer| {
+        peer.welcome();
+        peer.expect(Op::Status);
+        peer.garble();
+    })
+    .run(&["status"]);
+    assert_eq!(garbled.code, Some(2));
+    assert!(
+        garbled.stderr.contains("does not speak this protocol: frame of 4294967295 bytes"),
+        "{}",
+        garbled.stderr
+    );
     let stray = Daemon::once(|mut peer| {
         peer.welcome();
         let id = peer.expect(Op::Status);

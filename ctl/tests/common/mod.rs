@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::{
-    io::Read,
+    io::{Read, Write},
     os::unix::net::{UnixListener, UnixStream},
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
@@ -53,6 +53,11 @@ impl Peer {
 
     pub(crate) fn send(&mut self, frame: &ServerFrame) {
         write_frame(&mut self.stream, frame).unwrap();
+    }
+
+    /// Sends what is no frame.
+    pub(crate) fn garble(&mut self) {
+        self.stream.write_all(&[0xff; 64]).unwrap();
     }
 
     pub(crate) fn reply(&mut self, id: u64, body: Answer) {
