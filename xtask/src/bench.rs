@@ -1,9 +1,10 @@
 //! `cargo xtask bench`: prefill and decode of the test models, ours beside llama.cpp, in one run.
 //!
 //! The programs take turns (ours, llama.cpp with flash attention, llama.cpp without, ours, ...), so that a slow minute
-//! of the machine hits all alike. Each run is a process of its own that warms up first. What counts is the median over
-//! the rounds; for llama.cpp the better of its two settings, for each test by itself. Both sides prefill random or fixed
-//! token ids into an empty context and decode one token at a time beginning with an empty context, without sampling.
+//! of the machine hits all alike. Each run is a process of its own that measures three times and gives the fastest. What
+//! counts is the median over the rounds; for llama.cpp the better of its two settings, for each test by itself. Both
+//! sides prefill any token ids into an empty context and decode one token at a time beginning with an empty context,
+//! without sampling.
 
 mod result;
 
@@ -29,6 +30,8 @@ without it ours is measured alone and nothing is written.
 ";
 const PREFILL_TOKENS: u32 = 512;
 const DECODE_TOKENS: u32 = 128;
+/// Measurements in one process, of which the fastest counts.
+const REPEAT: u32 = 3;
 const BEGIN: &str = "<!-- cargo xtask bench: begin -->";
 const END: &str = "<!-- cargo xtask bench: end -->";
 
@@ -133,7 +136,7 @@ fn measure(name: &str, model: &Path, ours: &Path, peer: Option<&Path>, options: 
 /// Runs one program, which prints one JSON object.
 fn measured(command: &mut Command, options: &Options) -> Result<Run> {
     command.args(["--prefill", &PREFILL_TOKENS.to_string(), "--decode", &DECODE_TOKENS.to_string()]);
-    command.args(["--threads", &options.threads.to_string()]);
+    command.args(["--threads", &options.threads.to_string(), "--repeat", &REPEAT.to_string()]);
     let output =
         command.stderr(Stdio::inherit()).output().with_context(|| format!("could not start {command:?}"))?;
     if !output.status.success() {
