@@ -171,7 +171,11 @@ pub(crate) fn unpack_codes(format: BlockFormat, block: &[u8], out: &mut [u8]) {
             out.chunks_exact_mut(64).zip(block[48..].chunks_exact(32)).for_each(|(out, b)| nibbles(b, out));
             for (sub, out) in out.chunks_exact_mut(32).enumerate() {
                 // Bit `sub` of byte i belongs to weight i of this part.
-                out.iter_mut().zip(&block[16..48]).for_each(|(code, &high)| *code |= (high >> sub & 1) << 4);
+                let high = block[16..48].as_chunks::<4>().0;
+                for (four, high) in out.as_chunks_mut::<4>().0.iter_mut().zip(high) {
+                    let spread = (u32::from_le_bytes(*high) >> sub & 0x0101_0101) << 4;
+                    *four = (u32::from_le_bytes(*four) | spread).to_le_bytes();
+                }
             }
         }
         BlockFormat::Q6_K => {
@@ -193,13 +197,15 @@ pub(crate) fn unpack_codes(format: BlockFormat, block: &[u8], out: &mut [u8]) {
     }
 }
 
-/// The low nibbles of `packed`, then its high ones.
+/// The low nibbles of `packed`, then its high ones; four at a time, which packing at load feels.
 #[inline(always)]
 fn nibbles(packed: &[u8], out: &mut [u8]) {
     let (low, high) = out.split_at_mut(packed.len());
-    for ((low, high), &b) in low.iter_mut().zip(high).zip(packed) {
-        *low = b & 15;
-        *high = b >> 4;
+    let out = low.as_chunks_mut::<4>().0.iter_mut().zip(high.as_chunks_mut::<4>().0);
+    for ((low, high), four) in out.zip(packed.as_chunks::<4>().0) {
+        let word = u32::from_le_bytes(*four);
+        *low = (word & 0x0f0f_0f0f).to_le_bytes();
+        *high = (word >> 4 & 0x0f0f_0f0f).to_le_bytes();
     }
 }
 
@@ -207,8 +213,10 @@ fn nibbles(packed: &[u8], out: &mut [u8]) {
 #[inline(always)]
 fn fifth_bits(word: [u8; 4], out: &mut [u8]) {
     let word = u32::from_le_bytes(word);
-    for (i, code) in out.iter_mut().enumerate() {
-        *code |= ((word >> i & 1) << 4) as u8;
+    for (i, four) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+        // Copies of four bits at 0, 7, 14 and 21 put one of each at 0, 8, 16 and 24.
+        let spread = ((word >> (4 * i) & 15) * 0x0020_4081) & 0x0101_0101;
+        *four = (u32::from_le_bytes(*four) | spread << 4).to_le_bytes();
     }
 }
 

@@ -44,13 +44,12 @@ mod weight;
 pub use rows::RowsScratch;
 pub use weight::{PackError, PackedWeight};
 
-use super::{
-    isa::Isa,
-    pool::{Pool, SharedMut},
-};
+use super::{isa::Isa, pool::Pool, share::Shared};
 use crate::blocks::BlockFormat;
 use layout::GROUP_ROWS;
 use rows::Rows;
+#[cfg(target_arch = "x86_64")]
+use simd::Simd;
 use std::ops::Range;
 
 /// Pieces of a thread's stretch: as long as it takes to stream them is what a thread may have to wait for another.
@@ -124,10 +123,11 @@ pub fn multiply(
     let decoded_bytes = formats().map(|f| decoded_group_bytes(isa, f, m, cols)).max().unwrap_or(0);
     let spread = Spread::new(terms, m);
     let (rows, staging, decoded) = scratch.for_kernels(pool.threads(), m, decoded_bytes);
-    let terms = SharedMut::new(terms);
+    let count = terms.len();
+    let terms = Shared::new(terms);
     pool.split_in_order(spread.units, spread.grain, &|units, thread| {
         let mut first_unit = 0;
-        for i in 0..terms.len() {
+        for i in 0..count {
             // SAFETY: inside the slice. Threads only read the term itself; its output is reached through a raw pointer, and
             // each thread writes the columns of its own groups.
             let (weight, output) = unsafe {
@@ -207,10 +207,13 @@ unsafe fn run(isa: Isa, job: &GroupJob) {
 
 /// Bytes of scratch that a thread needs to decode a group before it is multiplied; 0 when it is read as it is.
 fn decoded_group_bytes(isa: Isa, format: BlockFormat, m: usize, cols: usize) -> usize {
-    #[cfg(target_arch = "x86_64")]
-    if isa != Isa::Scalar {
-        return tile::decoded_group_bytes(format, m, cols);
+    match isa {
+        Isa::Scalar => 0,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => tile::decoded_group_bytes(avx2::Avx2::ROWS_TO_DECODE, format, m, cols),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => tile::decoded_group_bytes(avx512::Avx512::ROWS_TO_DECODE, format, m, cols),
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => unreachable!("{} is not supported here: {format}, {m}, {cols}", isa.name()),
     }
-    let _ = (isa, format, m, cols);
-    0
 }

@@ -7,7 +7,6 @@
 
 use std::{
     cell::UnsafeCell,
-    marker::PhantomData,
     ops::Range,
     sync::{
         Arc, Mutex,
@@ -248,54 +247,6 @@ fn take(left: &AtomicU64, grain: u32, side: End) -> Option<Range<usize>> {
             Ok(_) => return Some(piece.start as usize..piece.end as usize),
             Err(now) => seen = now,
         }
-    }
-}
-
-/// A mutable slice that threads share by parts: the borrow lasts as long as the value.
-pub struct SharedMut<'a, T> {
-    start: *mut T,
-    len: usize,
-    borrow: PhantomData<&'a mut [T]>,
-}
-
-// SAFETY: `slice` hands out parts under the caller's promise that they do not overlap; `T: Send` lets them cross threads.
-unsafe impl<T: Send> Sync for SharedMut<'_, T> {}
-// SAFETY: it is a mutable borrow of `T: Send`.
-unsafe impl<T: Send> Send for SharedMut<'_, T> {}
-
-impl<'a, T> SharedMut<'a, T> {
-    /// Shares `whole`.
-    pub fn new(whole: &'a mut [T]) -> Self {
-        Self { start: whole.as_mut_ptr(), len: whole.len(), borrow: PhantomData }
-    }
-
-    /// Its first element.
-    pub fn as_ptr(&self) -> *mut T {
-        self.start
-    }
-
-    /// Elements.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// A part of it.
-    ///
-    /// # Panics
-    /// When the range lies outside.
-    ///
-    /// # Safety
-    /// No two parts that are alive at the same time overlap.
-    #[allow(clippy::mut_from_ref, reason = "that is the purpose; the caller promises disjoint parts")]
-    pub unsafe fn slice(&self, range: Range<usize>) -> &'a mut [T] {
-        assert!(range.start <= range.end && range.end <= self.len, "part {range:?} of {}", self.len);
-        // SAFETY: inside the borrowed slice, and disjoint from all other parts by the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 }
 

@@ -17,6 +17,11 @@ impl<'a, T> Shared<'a, T> {
         Self { start: slice.as_mut_ptr(), len: slice.len(), owner: PhantomData }
     }
 
+    /// The first element, for kernels that know their own places.
+    pub(crate) fn as_ptr(&self) -> *mut T {
+        self.start
+    }
+
     /// The elements in `range`.
     ///
     /// # Safety

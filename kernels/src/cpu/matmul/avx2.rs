@@ -69,8 +69,9 @@ pub(super) fn quantise(input: &[f32], out: Quantised<'_>) {
     quantise_plain(input, out);
 }
 
+/// The vectors of this file.
 #[derive(Clone, Copy)]
-struct Avx2;
+pub(super) struct Avx2;
 
 /// Defines trait methods of single expressions.
 macro_rules! methods {
@@ -86,6 +87,7 @@ macro_rules! methods {
 impl Simd for Avx2 {
     const LANES: usize = 8;
     const TILE_ROWS: usize = 3;
+    const ROWS_TO_DECODE: usize = 7;
     const SIGNED_BYTES: bool = true;
     type Codes = __m256i;
     type Ints = __m256i;

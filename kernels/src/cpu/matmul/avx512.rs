@@ -48,8 +48,9 @@ pub(super) fn quantise(input: &[f32], out: Quantised<'_>) {
     quantise_plain(input, out);
 }
 
+/// The vectors of this file.
 #[derive(Clone, Copy)]
-struct Avx512;
+pub(super) struct Avx512;
 
 /// Defines trait methods of single expressions.
 macro_rules! methods {
@@ -65,6 +66,7 @@ macro_rules! methods {
 impl Simd for Avx512 {
     const LANES: usize = 16;
     const TILE_ROWS: usize = 6;
+    const ROWS_TO_DECODE: usize = 25;
     const SIGNED_BYTES: bool = false;
     type Codes = __m512i;
     type Ints = __m512i;

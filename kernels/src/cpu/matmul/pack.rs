@@ -11,16 +11,24 @@ type Quads = [[u32; GROUP_ROWS]; QUADS];
 /// Packs up to 32 file rows (`rows`, whole rows of `cols` columns) into `group`, which holds zeros.
 #[inline(always)]
 pub(super) fn pack_group(format: BlockFormat, cols: usize, rows: &[u8], group: &mut [u8]) {
-    with_format!(format, F => pack_quantised::<F>(cols, rows, group), _ => pack_floats(format, cols, rows, group));
+    with_format!(format, F => pack_quantised::<F>(cols, rows, group), _ => match format.block_bytes() {
+        2 => pack_floats::<2>(cols, rows, group),
+        _ => pack_floats::<4>(cols, rows, group),
+    });
 }
 
+/// Transposes values of `WIDTH` bytes, by strips so narrow that a strip stays in the first-level cache.
 #[inline(always)]
-fn pack_floats(format: BlockFormat, cols: usize, rows: &[u8], group: &mut [u8]) {
-    let width = format.block_bytes();
-    for (r, row) in rows.chunks_exact(cols * width).enumerate() {
-        for (value, column) in row.chunks_exact(width).zip(group.chunks_exact_mut(GROUP_ROWS * width)) {
-            column[r * width..][..width].copy_from_slice(value);
+fn pack_floats<const WIDTH: usize>(cols: usize, rows: &[u8], group: &mut [u8]) {
+    const STRIP_COLS: usize = 16;
+    let mut strip = [[[0u8; WIDTH]; GROUP_ROWS]; STRIP_COLS];
+    let columns = group.as_chunks_mut::<WIDTH>().0;
+    for (s, columns) in columns.chunks_mut(STRIP_COLS * GROUP_ROWS).enumerate() {
+        for (r, row) in rows.chunks_exact(cols * WIDTH).enumerate() {
+            let values = &row.as_chunks::<WIDTH>().0[s * STRIP_COLS..];
+            strip.iter_mut().zip(values).for_each(|(column, value)| column[r] = *value);
         }
+        columns.copy_from_slice(&strip.as_flattened()[..columns.len()]);
     }
 }
 
@@ -79,13 +87,10 @@ fn fold<F: Format>(quads: &Quads, packed: &mut [u8]) {
         5 => {
             let (bits, nibbles) = packed.split_at_mut(QUAD_BYTES);
             for (quad, bits) in quads.iter().zip(bits.chunks_exact_mut(BIT_ROW_BYTES)) {
-                // Bit 4 of the four bytes of a word, gathered into its lowest nibble.
-                let gathered = quad.map(|w| {
-                    let ones = w >> 4 & 0x0101_0101;
-                    (ones | ones >> 7 | ones >> 14 | ones >> 21) & 15
-                });
-                for (byte, rows) in bits.iter_mut().zip(gathered.chunks_exact(2)) {
-                    *byte = (rows[0] | rows[1] << 4) as u8;
+                for (byte, rows) in bits.iter_mut().zip(quad.as_chunks::<2>().0) {
+                    let ones = (u64::from(rows[0]) | u64::from(rows[1]) << 32) >> 4 & 0x0101_0101_0101_0101;
+                    // Moves bit 8i to bit 56 + i.
+                    *byte = (ones.wrapping_mul(0x0102_0408_1020_4080) >> 56) as u8;
                 }
             }
             fold_nibbles(quads, nibbles);

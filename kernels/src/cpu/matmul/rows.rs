@@ -12,7 +12,8 @@ use crate::{
     cpu::{
         buffer::{AlignedBuffer, Plain},
         isa::Isa,
-        pool::{Pool, SharedMut},
+        pool::Pool,
+        share::Shared,
     },
 };
 use std::ops::Range;
@@ -62,13 +63,13 @@ impl RowsScratch {
         let mut wanted = [false; STARTS.len()];
         formats.filter_map(start_kind).for_each(|kind| wanted[kind] = true);
         let blocks = input.len() / BLOCK_COLS;
-        let codes = SharedMut::new(self.codes.at_least(blocks * BLOCK_COLS));
-        let scale = SharedMut::new(self.scale.at_least(blocks));
-        let scaled_sum = SharedMut::new(self.scaled_sum.at_least(blocks));
-        let mut starts = STARTS.map(|_| SharedMut::new(&mut []));
+        let codes = Shared::new(self.codes.at_least(blocks * BLOCK_COLS));
+        let scale = Shared::new(self.scale.at_least(blocks));
+        let scaled_sum = Shared::new(self.scaled_sum.at_least(blocks));
+        let mut starts = STARTS.map(|_| Shared::new(&mut []));
         for (kind, (buffer, (_, sums))) in self.starts.iter_mut().zip(STARTS).enumerate() {
             if wanted[kind] {
-                starts[kind] = SharedMut::new(buffer.at_least(blocks * sums));
+                starts[kind] = Shared::new(buffer.at_least(blocks * sums));
             }
         }
         pool.split(
@@ -79,11 +80,11 @@ impl RowsScratch {
                 // SAFETY: pieces do not overlap, and each block has its own elements in every buffer.
                 let out = unsafe {
                     Quantised {
-                        codes: codes.slice(by(BLOCK_COLS)),
-                        scale: scale.slice(by(1)),
-                        scaled_sum: scaled_sum.slice(by(1)),
+                        codes: codes.part(by(BLOCK_COLS)),
+                        scale: scale.part(by(1)),
+                        scaled_sum: scaled_sum.part(by(1)),
                         starts: std::array::from_fn(|kind| match wanted[kind] {
-                            true => starts[kind].slice(by(STARTS[kind].1)),
+                            true => starts[kind].part(by(STARTS[kind].1)),
                             false => &mut [],
                         }),
                     }
@@ -99,15 +100,15 @@ impl RowsScratch {
         threads: usize,
         m: usize,
         decoded_bytes: usize,
-    ) -> (RowsOfFormats, SharedMut<'_, f32>, SharedMut<'_, u8>) {
+    ) -> (RowsOfFormats, Shared<'_, f32>, Shared<'_, u8>) {
         let rows = RowsOfFormats {
             codes: self.codes.as_ptr(),
             scale: self.scale.as_ptr(),
             scaled_sum: self.scaled_sum.as_ptr(),
             starts: std::array::from_fn(|kind| self.starts[kind].as_ptr()),
         };
-        let staging = SharedMut::new(self.staging.at_least(threads * m * GROUP_ROWS));
-        (rows, staging, SharedMut::new(self.decoded.at_least(threads * decoded_bytes)))
+        let staging = Shared::new(self.staging.at_least(threads * m * GROUP_ROWS));
+        (rows, staging, Shared::new(self.decoded.at_least(threads * decoded_bytes)))
     }
 }
 
@@ -177,16 +178,24 @@ pub(super) fn quantise_plain(input: &[f32], out: Quantised<'_>) {
         let magnitude = f32::from_bits(top.cast_unsigned());
         let usable = magnitude.is_finite() && magnitude >= SMALLEST_MAGNITUDE;
         let factor = if usable { 127.0 / magnitude } else { 0.0 };
-        let mut sums = [0i32; 2];
-        for (half, sum) in sums.iter_mut().enumerate() {
-            for (v, code) in x[16 * half..][..16].iter().zip(&mut q[16 * half..][..16]) {
-                let product = if usable { v * factor } else { 0.0 };
-                let rounded = (product + ROUNDER).to_bits().wrapping_sub(ROUNDER.to_bits()).cast_signed();
-                *code = rounded as i8;
-                *sum += rounded;
-            }
+        // An array at a time: one loop over codes and sums together is not turned into vector instructions.
+        let x = if usable { x } else { &[0.0; BLOCK_COLS] };
+        let mut rounded = [0i32; BLOCK_COLS];
+        for (r, v) in rounded.iter_mut().zip(x) {
+            *r = (v * factor + ROUNDER).to_bits().wrapping_sub(ROUNDER.to_bits()).cast_signed();
         }
-        let step = if magnitude.is_finite() { magnitude * usable_factor(usable) / 127.0 } else { f32::NAN };
+        for (code, r) in q.iter_mut().zip(&rounded) {
+            *code = *r as i8;
+        }
+        let mut sums = [0i32; 2];
+        for (sum, half) in sums.iter_mut().zip(rounded.chunks_exact(BLOCK_COLS / 2)) {
+            *sum = half.iter().sum();
+        }
+        let step = match (magnitude.is_finite(), usable) {
+            (true, true) => magnitude / 127.0,
+            (true, false) => 0.0,
+            (false, _) => f32::NAN,
+        };
         scale[b] = step;
         scaled_sum[b] = step * (sums[0] + sums[1]) as f32;
         for (start, (offset, count)) in starts.iter_mut().zip(STARTS) {
@@ -201,12 +210,6 @@ pub(super) fn quantise_plain(input: &[f32], out: Quantised<'_>) {
             }
         }
     }
-}
-
-/// 1 for a block that is coded, 0 for one that is too small.
-#[inline(always)]
-fn usable_factor(usable: bool) -> f32 {
-    if usable { 1.0 } else { 0.0 }
 }
 
 /// A buffer that only grows; its contents do not survive that.

@@ -14,6 +14,8 @@ pub(super) trait Simd: Copy {
     const LANES: usize;
     /// Most rows of activations in a tile of two vectors.
     const TILE_ROWS: usize;
+    /// From how many rows of activations on it pays to decode a group of mixed bits to bytes first (measured).
+    const ROWS_TO_DECODE: usize;
     /// Whether 8-bit codes are multiplied as signed numbers, so that their offset is not corrected for.
     const SIGNED_BYTES: bool;
 

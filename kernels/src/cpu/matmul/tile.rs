@@ -17,20 +17,24 @@ use std::{
 
 /// Decoded groups that do not fit half of a usual second-level cache are not worth having.
 const LARGEST_DECODED_GROUP: usize = 512 << 10;
-/// From this many rows on, decoding a group once to bytes pays for 5- and 6-bit codes.
-const ROWS_TO_DECODE: usize = 25;
 /// Blocks of columns that several tiles walk before the next 256 columns are fetched.
 const BLOCKED_COLS: usize = 256;
 
-/// Bytes of a thread's decoded group; 0 when groups are read as they are.
-pub(super) fn decoded_group_bytes(format: BlockFormat, m: usize, cols: usize) -> usize {
-    let (scales, worth_it) = match format {
-        BlockFormat::Q5_0 => (1, true),
-        BlockFormat::Q5_1 | BlockFormat::Q5_K | BlockFormat::Q6_K => (2, true),
-        _ => (0, false),
+/// Bytes of a thread's decoded group; 0 when groups are read as they are. From `rows_to_decode` rows of activations on,
+/// decoding a group once to bytes pays for 5- and 6-bit codes and for 6-bit scales.
+pub(super) fn decoded_group_bytes(
+    rows_to_decode: usize,
+    format: BlockFormat,
+    m: usize,
+    cols: usize,
+) -> usize {
+    let tables = match format {
+        BlockFormat::Q5_0 => 1,
+        BlockFormat::Q5_1 | BlockFormat::Q4_K | BlockFormat::Q5_K | BlockFormat::Q6_K => 2,
+        _ => return 0,
     };
-    let bytes = cols / BLOCK_COLS * (scales * GROUP_ROWS * 4 + QUADS * QUAD_BYTES);
-    if worth_it && m >= ROWS_TO_DECODE && bytes <= LARGEST_DECODED_GROUP { bytes } else { 0 }
+    let bytes = cols / BLOCK_COLS * (tables * GROUP_ROWS * 4 + QUADS * QUAD_BYTES);
+    if m >= rows_to_decode && bytes <= LARGEST_DECODED_GROUP { bytes } else { 0 }
 }
 
 /// How a group is walked.
@@ -85,7 +89,7 @@ const fn widest<S: Simd>() -> usize {
 pub(super) unsafe fn run_quantised<S: Simd, F: Format>(job: &GroupJob) {
     let blocks = job.cols / BLOCK_COLS;
     let plan = Plan::new::<S, F>(job.m, blocks);
-    let decode = decoded_group_bytes(F::FORMAT, job.m, job.cols) > 0;
+    let decode = decoded_group_bytes(S::ROWS_TO_DECODE, F::FORMAT, job.m, job.cols) > 0;
     for g in 0..job.count {
         // SAFETY: as the caller promises; `g` is one of the job's groups.
         unsafe {

@@ -6,11 +6,7 @@ use super::{
 };
 use crate::{
     blocks::{self, BlockFormat},
-    cpu::{
-        buffer::AlignedBuffer,
-        isa::Isa,
-        pool::{Pool, SharedMut},
-    },
+    cpu::{buffer::AlignedBuffer, isa::Isa, pool::Pool, share::Shared},
 };
 use std::ops::Range;
 
@@ -105,14 +101,14 @@ impl PackedWeight {
         let group_count = rows.div_ceil(GROUP_ROWS);
         let packed_bytes = group_bytes.checked_mul(group_count).ok_or(wrong_size)?;
         let mut groups = AlignedBuffer::zeroed(packed_bytes);
-        let out = SharedMut::new(&mut groups);
+        let out = Shared::new(&mut groups);
         // Pieces of about a megabyte: enough to make a release worth its system call.
         let grain = (1usize << 20).div_ceil(group_bytes);
         pool.split(group_count, grain, &|piece, _| {
             let done =
                 piece.start * GROUP_ROWS * row_bytes..(piece.end * GROUP_ROWS * row_bytes).min(bytes.len());
             // SAFETY: pieces do not overlap, and each group belongs to one piece.
-            let out = unsafe { out.slice(piece.start * group_bytes..piece.end * group_bytes) };
+            let out = unsafe { out.part(piece.start * group_bytes..piece.end * group_bytes) };
             pack_groups(isa, format, cols, &bytes[done.clone()], out);
             release(done);
         });
