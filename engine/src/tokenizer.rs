@@ -78,7 +78,7 @@ impl Tokenizer {
     pub fn from_gguf(file: &GgufFile) -> Result<Self, TokenizerError> {
         Self::read(&file.metadata()).map_err(|fault| match fault {
             Fault::Gguf(error) => TokenizerError::Gguf(error),
-            Fault::Vocabulary(fault) => TokenizerError::Vocabulary { path: file.path().to_owned(), fault },
+            Fault::Vocabulary(fault) => TokenizerError::Vocabulary { path: file.path().into(), fault },
         })
     }
 
@@ -95,7 +95,7 @@ impl Tokenizer {
             |id: u32| (form == TextForm::SentencePiece && (id as usize) < vocabulary.len()).then_some(id);
         let bos = id("tokenizer.ggml.bos_token_id", usual(1))?;
         let eos = id("tokenizer.ggml.eos_token_id", usual(2))?;
-        let unknown = id("tokenizer.ggml.unknown_token_id", usual(0))?;
+        let unknown = id("tokenizer.ggml.unknown_token_id", None)?.unwrap_or(0);
         let eot = id("tokenizer.ggml.eot_token_id", None)?;
         let eom = id("tokenizer.ggml.eom_token_id", None)?;
 
@@ -290,7 +290,7 @@ fn token_id(
 
 fn read_byte_pairs(metadata: &Metadata<'_>, vocabulary: &Vocabulary) -> Result<BytePairs, Fault> {
     let name = metadata.opt_str(PRE_KEY)?.unwrap_or(pre_split::DEFAULT_NAME);
-    let unknown = || VocabularyFault::UnknownPreTokenizer { found: name.to_owned(), known: Scheme::known() };
+    let unknown = || VocabularyFault::UnknownPreTokenizer { found: name.to_owned() };
     let scheme = Scheme::find(name).ok_or_else(unknown)?;
     let merges = metadata.opt_strings(MERGES_KEY)?;
     let merges = merges.ok_or_else(|| metadata.missing(MERGES_KEY, "an array of strings"))?;
@@ -300,7 +300,7 @@ fn read_byte_pairs(metadata: &Metadata<'_>, vocabulary: &Vocabulary) -> Result<B
 fn read_sentence_pieces(
     metadata: &Metadata<'_>,
     vocabulary: &Vocabulary,
-    unknown: Option<u32>,
+    unknown: u32,
 ) -> Result<SentencePieces, Fault> {
     let scores = metadata.opt_f32s(SCORES_KEY)?;
     let scores = scores.ok_or_else(|| metadata.missing(SCORES_KEY, "an array of f32"))?;

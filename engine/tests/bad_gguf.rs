@@ -7,6 +7,7 @@
 
 #[path = "bad_gguf/cases.rs"]
 mod cases;
+mod gguf_writer;
 
 use std::{
     fs,

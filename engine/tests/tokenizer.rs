@@ -1,14 +1,8 @@
 //! The tokenizers of three real models give the ids of an independent engine, on every line of its reference files.
 
-#![allow(clippy::disallowed_methods, reason = "measures how long things take")]
-
 mod models;
 
-use std::{
-    fs,
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::{fs, path::Path, time::Duration};
 
 use proptest::{prelude::*, test_runner::TestRunner};
 use zllm_engine::{detokenizer::Detokenizer, gguf::GgufFile, tokenizer::Tokenizer};
@@ -158,27 +152,35 @@ fn control_tokens_are_shown_only_when_asked_for() {
     assert_eq!(text, "<|im_start|>a<|im_end|>");
 }
 
+/// How long this thread has run on a CPU: what else the machine does does not count.
+fn cpu_time() -> Duration {
+    let stat =
+        fs::read_to_string("/proc/thread-self/schedstat").expect("Linux keeps the schedule statistics");
+    let nanoseconds = stat.split_whitespace().next().and_then(|field| field.parse().ok());
+    Duration::from_nanos(nanoseconds.expect("the first field is a number"))
+}
+
 /// A quadratic way would take minutes to hours.
 #[test]
 fn hostile_texts_take_no_longer_than_others() {
-    let mega = 1_000_000;
+    let length = 300_000;
     let texts = [
-        "a".repeat(mega),
-        " ".repeat(mega) + "x",
-        "\n ".repeat(mega / 2) + "x",
-        "1".repeat(mega),
-        "字".repeat(mega / 3),
-        "<|im_start".repeat(mega / 10),
-        "'".repeat(mega),
+        "a".repeat(length),
+        " ".repeat(length) + "x",
+        "\n ".repeat(length / 2) + "x",
+        "1".repeat(length),
+        "字".repeat(length / 3),
+        "<|im_start".repeat(length / 10),
+        "'".repeat(length),
     ];
     for name in MODELS {
         let tokenizer = tokenizer(name);
         for text in &texts {
-            let start = Instant::now();
+            let start = cpu_time();
             let mut ids = vec![];
             tokenizer.encode(text, true, &mut ids);
-            let (beginning, took) = (text.chars().take(3).collect::<String>(), start.elapsed());
-            assert!(took < Duration::from_secs(10), "{name}: {beginning:?} took {took:?}");
+            let (beginning, took) = (text.chars().take(3).collect::<String>(), cpu_time() - start);
+            assert!(took < Duration::from_secs(5), "{name}: {beginning:?} took {took:?}");
             assert_eq!(stream(&tokenizer, &ids).len(), text.len(), "{name}: {beginning:?}");
         }
     }
@@ -189,19 +191,19 @@ fn hostile_texts_take_no_longer_than_others() {
 fn times() {
     for name in MODELS {
         let file = GgufFile::open(&models::path(name)).expect("a sound model");
-        let start = Instant::now();
+        let start = cpu_time();
         let tokenizer = Tokenizer::from_gguf(&file).expect("a sound vocabulary");
-        println!("{name}: made in {:?}", start.elapsed());
+        println!("{name}: made in {:?}", cpu_time() - start);
         let lines = reference(name, "tokenize");
         let text: String = lines.iter().map(|(text, _)| text.as_str()).collect::<Vec<_>>().join("\n");
         let prose = include_str!("../src/tokenizer.rs");
         for (what, text) in
             [("mixed", text.repeat(1000)), ("code", prose.repeat(100)), ("letters", "a".repeat(10_000_000))]
         {
-            let start = Instant::now();
+            let start = cpu_time();
             let mut ids = vec![];
             tokenizer.encode(&text, true, &mut ids);
-            let seconds = start.elapsed().as_secs_f64();
+            let seconds = (cpu_time() - start).as_secs_f64();
             let (megabytes, tokens) = (text.len() as f64 / 1e6, ids.len());
             println!(
                 "{name}: {what}: {megabytes:.1} MB in {seconds:.2} s, {:.1} MB/s, {tokens} tokens",

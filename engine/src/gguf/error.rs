@@ -1,9 +1,6 @@
 //! What can be wrong with a GGUF file. Every message names the file, then the offset or key, then what would be right.
 
-use std::{
-    io,
-    path::{Path, PathBuf},
-};
+use std::{io, path::Path};
 
 use super::{limits, value::ValueType};
 
@@ -12,7 +9,7 @@ use super::{limits, value::ValueType};
 #[error("{}: {kind}", path.display())]
 pub struct GgufError {
     /// The file, as it was named by the caller.
-    pub path: PathBuf,
+    pub path: Box<Path>,
     /// What is wrong with it.
     pub kind: GgufErrorKind,
 }
@@ -20,7 +17,7 @@ pub struct GgufError {
 impl GgufError {
     /// `kind`, said of the file at `path`.
     pub fn new(path: &Path, kind: GgufErrorKind) -> Self {
-        Self { path: path.to_owned(), kind }
+        Self { path: path.into(), kind }
     }
 }
 

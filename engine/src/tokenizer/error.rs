@@ -1,7 +1,8 @@
 //! Why no tokenizer can be made from a GGUF file.
 
-use std::path::PathBuf;
+use std::path::Path;
 
+use super::pre_split::Scheme;
 use crate::gguf::GgufError;
 
 /// A vocabulary that cannot be used.
@@ -15,7 +16,7 @@ pub enum TokenizerError {
     #[error("{}: {fault}", path.display())]
     Vocabulary {
         /// The file, as it was named when it was opened.
-        path: PathBuf,
+        path: Box<Path>,
         /// What is wrong in it.
         fault: VocabularyFault,
     },
@@ -28,8 +29,8 @@ pub enum TokenizerError {
 pub enum VocabularyFault {
     #[error("`tokenizer.ggml.model` is `{found}`; supported are: gpt2, llama")]
     UnknownModel { found: String },
-    #[error("`tokenizer.ggml.pre` is `{found}`; supported are: {known}")]
-    UnknownPreTokenizer { found: String, known: String },
+    #[error("`tokenizer.ggml.pre` is `{found}`; supported are: {}", Scheme::known())]
+    UnknownPreTokenizer { found: String },
     #[error("`tokenizer.ggml.tokens` has {found} tokens; it should have 1 to {limit}")]
     TokenCount { found: usize, limit: usize },
     #[error("`tokenizer.ggml.tokens` holds {found} bytes of text; at most {limit} are supported")]
@@ -50,8 +51,8 @@ pub enum VocabularyFault {
     MergeForm { index: usize, merge: String },
     #[error("`{key}` is {found}, but there are {tokens} tokens")]
     TokenId { key: &'static str, found: u32, tokens: usize },
+    #[error("the special tokens hold {found} bytes of text; at most {limit} are supported")]
+    SpecialTextTooLong { found: usize, limit: usize },
     #[error("the special tokens cannot be searched for: {reason}")]
     SpecialTokens { reason: String },
-    #[error("there is neither a token for each byte (<0x00> to <0xFF>) nor one for what is unknown")]
-    NoFallback,
 }

@@ -32,11 +32,12 @@ enum Fallback {
 }
 
 impl SentencePieces {
-    /// `scores` has one for each token of `vocabulary`.
+    /// `scores` has one for each token of `vocabulary`; `unknown` is what a character becomes that has no token, in a
+    /// vocabulary without byte tokens.
     pub(super) fn new(
         vocabulary: &Vocabulary,
         scores: impl ExactSizeIterator<Item = f32>,
-        unknown: Option<u32>,
+        unknown: u32,
         add_space_prefix: bool,
     ) -> Result<Self, VocabularyFault> {
         assert_eq!(scores.len(), vocabulary.len(), "one score for each token");
@@ -46,10 +47,9 @@ impl SentencePieces {
         for (byte, id) in byte_ids.iter_mut().enumerate() {
             *id = vocabulary.find(format!("<0x{byte:02X}>").as_bytes()).unwrap_or(NONE);
         }
-        let fallback = match (byte_ids.contains(&NONE), unknown) {
-            (false, _) => Fallback::Bytes(byte_ids),
-            (true, Some(id)) => Fallback::Unknown(id),
-            (true, None) => return Err(VocabularyFault::NoFallback),
+        let fallback = match byte_ids.contains(&NONE) {
+            false => Fallback::Bytes(byte_ids),
+            true => Fallback::Unknown(unknown),
         };
         Ok(Self {
             priorities: priorities.collect::<Result<_, _>>()?,

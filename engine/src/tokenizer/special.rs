@@ -1,6 +1,6 @@
 //! Tokens that are found in a text as they stand, before the model's own rules, and those that end a generation.
 
-use aho_corasick::{AhoCorasick, MatchKind};
+use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 
 use super::{
     error::VocabularyFault,
@@ -32,6 +32,9 @@ const END_NAMES_IF_CONTROL: [&str; 4] = ["</s>", "<|fim_pad|>", "<|repo_name|>",
 
 /// A control token also where the file does not say so, as in the reference implementation.
 const STRAY_CONTROL_NAME: &str = "</s>";
+
+/// Bytes of all special tokens together. Gemma's six thousand have under 100 KiB; the automaton takes tens of times more.
+const MAX_TEXT_BYTES: usize = 1 << 20;
 
 /// Marks tokens as control tokens that are so by name, and gives the ids that end a generation, sorted.
 /// `named` are the ids that the file itself names as ends.
@@ -109,8 +112,15 @@ impl Finder {
     fn new(vocabulary: &Vocabulary, wanted: impl Fn(TokenKind) -> bool) -> Result<Self, VocabularyFault> {
         let found = vocabulary.kinds().filter(|&(_, kind)| wanted(kind)).map(|(id, _)| id);
         let ids: Box<[u32]> = found.filter(|&id| !vocabulary.text(id).is_empty()).collect();
-        let texts = ids.iter().map(|&id| vocabulary.text(id));
-        let automaton = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(texts);
+        let texts = || ids.iter().map(|&id| vocabulary.text(id));
+        let found: usize = texts().map(str::len).sum();
+        if found > MAX_TEXT_BYTES {
+            return Err(VocabularyFault::SpecialTextTooLong { found, limit: MAX_TEXT_BYTES });
+        }
+        // Chosen by the library, it could be one whose size is a kilobyte for each byte of text.
+        let kind = Some(AhoCorasickKind::ContiguousNFA);
+        let automaton =
+            AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).kind(kind).build(texts());
         let automaton = automaton.map_err(|e| VocabularyFault::SpecialTokens { reason: e.to_string() })?;
         Ok(Self { automaton, ids })
     }

@@ -1,17 +1,6 @@
 //! Builds 46 small malformed GGUF files, each a kind of fault that public bug reports against GGUF readers describe.
 
-const U8: u32 = 0;
-const U16: u32 = 2;
-const U32: u32 = 4;
-const F32: u32 = 6;
-const BOOL: u32 = 7;
-const STRING: u32 = 8;
-const ARRAY: u32 = 9;
-const U64: u32 = 10;
-
-const Q4_0: u32 = 2;
-const Q4_2: u32 = 4;
-const I8: u32 = 24;
+use crate::gguf_writer::*;
 
 /// A malformed file and what its refusal must say.
 pub(crate) struct Case {
@@ -23,83 +12,28 @@ pub(crate) struct Case {
     pub(crate) says: &'static [&'static str],
 }
 
-/// A file under construction.
-struct File(Vec<u8>);
+/// The beginning of a file whose first entry is the architecture.
+fn llama(tensors: u64, more_entries: u64) -> File {
+    File::new(tensors, 1 + more_entries).text("general.architecture", "llama")
+}
 
-impl File {
-    fn header(magic: &[u8; 4], version: u32, tensors: u64, entries: u64) -> Self {
-        let mut bytes = magic.to_vec();
-        bytes.extend(version.to_le_bytes());
-        bytes.extend(tensors.to_le_bytes());
-        bytes.extend(entries.to_le_bytes());
-        Self(bytes)
-    }
-
-    fn new(tensors: u64, entries: u64) -> Self {
-        Self::header(b"GGUF", 3, tensors, entries)
-    }
-
-    /// One entry, the architecture, and what `rest` adds.
-    fn llama(tensors: u64, more_entries: u64) -> Self {
-        Self::new(tensors, 1 + more_entries).text("general.architecture", "llama")
-    }
-
-    fn raw(mut self, bytes: &[u8]) -> Self {
-        self.0.extend(bytes);
-        self
-    }
-
-    fn zeros(self, count: usize) -> Self {
-        self.raw(&vec![0; count])
-    }
-
-    fn u32(self, number: u32) -> Self {
-        self.raw(&number.to_le_bytes())
-    }
-
-    fn u64(self, number: u64) -> Self {
-        self.raw(&number.to_le_bytes())
-    }
-
-    fn string(self, bytes: &[u8]) -> Self {
-        self.u64(bytes.len() as u64).raw(bytes)
-    }
-
-    fn entry(self, key: &str, value_type: u32, payload: &[u8]) -> Self {
-        self.string(key.as_bytes()).u32(value_type).raw(payload)
-    }
-
-    fn text(self, key: &str, value: &str) -> Self {
-        self.string(key.as_bytes()).u32(STRING).string(value.as_bytes())
-    }
-
-    fn number(self, key: &str, value: u32) -> Self {
-        self.entry(key, U32, &value.to_le_bytes())
-    }
-
-    fn tensor(self, name: &str, dims: &[u64], ggml_type: u32, offset: u64) -> Self {
-        let file = self.string(name.as_bytes()).u32(dims.len() as u32);
-        dims.iter().fold(file, |file, &dim| file.u64(dim)).u32(ggml_type).u64(offset)
-    }
-
-    /// A whole llama header of eight entries without tensors; `key` has `value` instead of a sensible one.
-    fn llama_header(key: &str, value: u32, also: Option<(&str, u32)>) -> Self {
-        let sensible = [
-            ("llama.block_count", 1),
-            ("llama.context_length", 64),
-            ("llama.embedding_length", 32),
-            ("llama.feed_forward_length", 32),
-            ("llama.attention.head_count", 1),
-            ("llama.attention.head_count_kv", 1),
-        ];
-        let pick = |k: &str, v: u32| match also {
-            Some((other, w)) if other == k => w,
-            _ if k == key => value,
-            _ => v,
-        };
-        let file = sensible.iter().fold(Self::llama(0, 7), |file, &(k, v)| file.number(k, pick(k, v)));
-        file.entry("llama.attention.layer_norm_rms_epsilon", F32, &1e-5f32.to_le_bytes())
-    }
+/// A whole llama header of eight entries without tensors; `key` has `value` instead of a sensible one.
+fn llama_header(key: &str, value: u32, also: Option<(&str, u32)>) -> File {
+    let sensible = [
+        ("llama.block_count", 1),
+        ("llama.context_length", 64),
+        ("llama.embedding_length", 32),
+        ("llama.feed_forward_length", 32),
+        ("llama.attention.head_count", 1),
+        ("llama.attention.head_count_kv", 1),
+    ];
+    let pick = |k: &str, v: u32| match also {
+        Some((other, w)) if other == k => w,
+        _ if k == key => value,
+        _ => v,
+    };
+    let file = sensible.iter().fold(llama(0, 7), |file, &(k, v)| file.number(k, pick(k, v)));
+    file.entry("llama.attention.layer_norm_rms_epsilon", F32, &1e-5f32.to_le_bytes())
 }
 
 /// A fault of the file.
@@ -156,9 +90,9 @@ fn metadata() -> Vec<Case> {
     let deep = (0..5000).fold(deep, |file, _| file.u32(ARRAY).u64(1)).u32(U8).u64(0);
     let tokens = File::new(0, 1).string(b"tokenizer.ggml.tokens").u32(ARRAY).u32(STRING).u64(1 << 61);
     let aligned = |value_type, payload: &[u8]| {
-        File::llama(1, 1).entry("general.alignment", value_type, payload).tensor("t", &[32], 0, 0)
+        llama(1, 1).entry("general.alignment", value_type, payload).tensor("t", &[32], 0, 0)
     };
-    let third = File::llama(0, 2).entry("split.count", U16, &[3, 0]).entry("split.no", U16, &[1, 0]);
+    let third = llama(0, 2).entry("split.count", U16, &[3, 0]).entry("split.no", U16, &[1, 0]);
     vec![
         file("string_len_max", name().u64(u64::MAX), &["metadata value", "18446744073709551615"]),
         file("string_len_2_40", name().u64(1 << 40), &["metadata value", "1099511627776"]),
@@ -205,11 +139,10 @@ fn metadata() -> Vec<Case> {
 
 fn tensors() -> Vec<Case> {
     let one = |dims: &[u64], ggml_type, offset, zeros| {
-        File::llama(1, 0).tensor("t", dims, ggml_type, offset).zeros(zeros)
+        llama(1, 0).tensor("t", dims, ggml_type, offset).zeros(zeros)
     };
-    let two = |a: &str, b: &str, offset| {
-        File::llama(2, 0).tensor(a, &[32], 0, 0).tensor(b, &[32], 0, offset).zeros(512)
-    };
+    let two =
+        |a: &str, b: &str, offset| llama(2, 0).tensor(a, &[32], 0, 0).tensor(b, &[32], 0, offset).zeros(512);
     vec![
         file("dims_zero", one(&[32, 0], 0, 0, 64), &["dimension 1 of tensor `t` is 0"]),
         file("dims_negative", one(&[u64::MAX], 0, 0, 64), &["dimension 0 of tensor `t` is -1"]),
@@ -246,11 +179,11 @@ fn models() -> Vec<Case> {
     let zebra = File::new(0, 1).text("general.architecture", "zebra9");
     vec![
         model("architecture_unknown", zebra, &["zebra9", "llama"]),
-        model("metadata_only", File::llama_header("", 0, None), &["token_embd.weight"]),
-        model("block_count_zero", File::llama_header("llama.block_count", 0, None), &["block_count"]),
-        model("block_count_huge", File::llama_header("llama.block_count", 1 << 31, None), &["block_count"]),
-        model("head_count_zero", File::llama_header(HEADS, 0, None), &["head_count"]),
-        model("head_count_kv_zero", File::llama_header(KV_HEADS, 0, None), &["head_count_kv"]),
-        model("head_count_not_divisible", File::llama_header(HEADS, 5, Some((KV_HEADS, 3))), &["5", "3"]),
+        model("metadata_only", llama_header("", 0, None), &["token_embd.weight"]),
+        model("block_count_zero", llama_header("llama.block_count", 0, None), &["block_count"]),
+        model("block_count_huge", llama_header("llama.block_count", 1 << 31, None), &["block_count"]),
+        model("head_count_zero", llama_header(HEADS, 0, None), &["head_count"]),
+        model("head_count_kv_zero", llama_header(KV_HEADS, 0, None), &["head_count_kv"]),
+        model("head_count_not_divisible", llama_header(HEADS, 5, Some((KV_HEADS, 3))), &["5", "3"]),
     ]
 }
