@@ -3,6 +3,8 @@
 //!
 //! `cargo run --release -p zllm-kernels --example matmul_bench [-- THREADS [FORMAT...]]`
 
+#![allow(clippy::disallowed_methods, reason = "a benchmark is what the clock is for")]
+
 use std::time::Instant;
 use zllm_kernels::{
     blocks::BlockFormat,
