@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
 use crate::running_daemon::{Profile, Programs, RunningDaemon};
 use crate::{models, process};
@@ -17,7 +17,10 @@ pub(crate) fn run() -> Result<()> {
     let programs = Programs::build(Profile::Release)?;
     let daemon = start(&programs)?;
     eprintln!("zllmctl run {MODEL} {PROMPT:?}\n");
-    process::run(daemon.zllmctl().args(["run", MODEL, PROMPT])).with_context(|| daemon.log_tail())?;
+    if let Err(error) = process::run(daemon.zllmctl().args(["run", MODEL, PROMPT])) {
+        process::check_interrupted()?;
+        bail!("{error:#}; the last lines of zllmd's log:\n{}", daemon.log_tail());
+    }
     daemon.stop()?;
     eprintln!("\nthe daemon is stopped; README.md says how to start one that stays");
     Ok(())
