@@ -5,8 +5,9 @@
 
 use std::time::Instant;
 
+use zllm_kernels::backend::Span;
 use zllm_kernels::cpu::{
-    attention::{AttendArgs, AttendScratch, Span, append, attend},
+    attention::{AttendArgs, AttendScratch, append, attend},
     isa::Isa,
     kv::{BLOCK_TOKENS, KvArena, KvFormat, KvLayer, KvLayout},
     pool::Pool,

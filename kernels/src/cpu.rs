@@ -1,6 +1,7 @@
 //! The CPU backend: thread pool, instruction sets, packed products, attention over paged KV.
 
 pub mod attention;
+mod backend;
 pub mod buffer;
 pub mod isa;
 pub mod kv;
@@ -10,3 +11,5 @@ pub mod ops;
 pub mod pool;
 mod share;
 pub(crate) mod simd;
+
+pub use backend::{CpuBackend, Tensor};

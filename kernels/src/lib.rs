@@ -3,6 +3,7 @@
 //!
 //! Entry points: [`cpu::CpuBackend`].
 
+pub mod backend;
 pub mod blocks;
 pub mod cpu;
 pub mod mapped_file;

@@ -36,6 +36,7 @@ use super::{
     share::Shared,
     simd::{self, Kernel, Simd},
 };
+use crate::backend::Span;
 
 mod append;
 mod codec;
@@ -51,20 +52,6 @@ use work::{Context, ThreadScratch};
 
 /// Keys of a range: the unit of partial softmax. Part of the contract.
 const RANGE_KEYS: usize = 256;
-
-/// One sequence's rows in the batch.
-#[derive(Clone, Copy, Debug)]
-pub struct Span<'a> {
-    /// Row of the batch that holds its first token.
-    pub first_row: usize,
-    /// Its tokens in the batch.
-    pub rows: usize,
-    /// Position in the sequence of the first of them.
-    pub position: usize,
-    /// The sequence's block table from position 0, covering `position + rows`. Blocks that every row's window has left
-    /// behind may be [`u32::MAX`].
-    pub blocks: &'a [u32],
-}
 
 impl Span<'_> {
     /// The position after its last row.

@@ -11,12 +11,13 @@ use super::{
     share::Shared,
     simd::{self, Kernel, LANES, Simd},
 };
+use crate::backend::Activation;
 
 mod rope;
 #[cfg(test)]
 mod tests;
 
-pub use rope::{RopeParams, RopeStyle, RopeTables, rope};
+pub use rope::{RopeParams, RopeTables, rope};
 
 /// Elements that a thread should at least take: below, a hand-off costs more than it saves.
 const GRAIN_ELEMENTS: usize = 16_384;
@@ -172,15 +173,6 @@ impl Map for Cap {
 /// `x = cap * tanh(x / cap)`.
 pub fn softcap(pool: &Pool, isa: Isa, x: &mut [f32], cap: f32) {
     by_rows(pool, isa, x, 1, &Alone(Cap(cap)));
-}
-
-/// The activation of a gated feed-forward network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// `x / (1 + e^-x)`.
-    Silu,
-    /// `x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))`: the tanh approximation that Gemma was trained with.
-    GeluTanh,
 }
 
 struct Gate<A>(A);

@@ -4,16 +4,10 @@
 //! f32 once. An element's bits depend on its position and value only.
 
 use super::{LANES, RowOp, Shared, Simd, by_rows, padded};
-use crate::cpu::{isa::Isa, pool::Pool};
-
-/// Which elements of a head form pair i.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RopeStyle {
-    /// i and i + rotary_dim / 2.
-    Neox,
-    /// 2 i and 2 i + 1.
-    Interleaved,
-}
+use crate::{
+    backend::RopeStyle,
+    cpu::{isa::Isa, pool::Pool},
+};
 
 /// Frequencies of one kind of layer, and the sines and cosines of the positions of the last call: all layers of a step, q
 /// and k, have the same positions, so they are computed once a step.

@@ -1,6 +1,7 @@
 //! Each operation against an f64 twin, and in every instruction set and thread count against the scalar bits.
 
 use super::*;
+use crate::backend::RopeStyle;
 
 /// Errors of the elementary functions, relative.
 const FUNCTION_TOLERANCE: f64 = 3e-7;

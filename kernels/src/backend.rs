@@ -1,0 +1,277 @@
+//! What an algorithm may ask of a device: small capability traits with parameter structs.
+//!
+//! The engine writes each model algorithm once, generic over [`Backend`]; no method knows a model's name and every
+//! dimension is a parameter. Operations on one backend happen in the order in which they were called; only
+//! [`Memory::host_rows`] waits for them. A tensor is a row-major matrix of f32 with a fixed number of columns; an
+//! operation works on its first `rows` rows.
+//!
+//! Invariant: a row of an output depends on that row of the inputs (and, for attention, on its own sequence) alone, to
+//! the bit: never on how many rows are beside it, on the thread count or on the instruction set.
+
+use crate::blocks::BlockFormat;
+
+/// Why a device refused. The operands are in the variant.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum DeviceError {
+    /// A weight whose format has no product on this backend.
+    #[error(
+        "tensor {name}: no {format} product on the {backend} backend; re-quantise it to one of: {supported}"
+    )]
+    UnsupportedFormat {
+        /// Tensor name.
+        name: String,
+        /// Its format.
+        format: BlockFormat,
+        /// Backend name.
+        backend: &'static str,
+        /// What would work.
+        supported: String,
+    },
+    /// Bytes that do not hold `rows` x `cols` weights.
+    #[error("tensor {name}: {found} bytes do not hold {rows} rows of {cols} {format} weights")]
+    WrongSize {
+        /// Tensor name.
+        name: String,
+        /// Its format.
+        format: BlockFormat,
+        /// Rows announced.
+        rows: usize,
+        /// Columns announced.
+        cols: usize,
+        /// Bytes given.
+        found: usize,
+    },
+    /// A shape that no kernel serves.
+    #[error("{what}: {found} is not supported by the {backend} backend; {expected}")]
+    UnsupportedShape {
+        /// Which dimension.
+        what: &'static str,
+        /// Its value.
+        found: usize,
+        /// Backend name.
+        backend: &'static str,
+        /// What would work.
+        expected: &'static str,
+    },
+}
+
+/// A packed weight matrix as it lies in a file: `rows` outputs by `cols` inputs.
+#[derive(Clone, Copy, Debug)]
+pub struct WeightSource<'a> {
+    /// Tensor name, for errors.
+    pub name: &'a str,
+    /// How it is packed.
+    pub format: BlockFormat,
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs.
+    pub cols: usize,
+    /// The packed rows, one after the other.
+    pub bytes: &'a [u8],
+}
+
+/// Device memory for activations.
+pub trait Memory {
+    /// A matrix of f32 in device memory.
+    type Tensor: Send;
+
+    /// Name for messages and metrics, e.g. `cpu`.
+    fn name(&self) -> &'static str;
+
+    /// A zeroed tensor with room for `rows` rows.
+    fn tensor(&mut self, rows: usize, cols: usize) -> Result<Self::Tensor, DeviceError>;
+
+    /// A one-row tensor that holds `values`: norm weights, biases, frequency factors.
+    fn vector(&mut self, values: &[f32]) -> Result<Self::Tensor, DeviceError>;
+
+    /// Copies the rows `picks` of `input` to the first rows of `output`.
+    fn gather_rows(&mut self, input: &Self::Tensor, picks: &[usize], output: &mut Self::Tensor);
+
+    /// Waits for the work on `tensor` and gives its first `rows` rows in host memory; the caller may change them.
+    fn host_rows<'t>(&mut self, tensor: &'t mut Self::Tensor, rows: usize) -> &'t mut [f32];
+}
+
+/// One product of a [`Linear::multiply`]: `output[r] = weight * input[r]`.
+pub struct Product<'a, B: Linear + ?Sized> {
+    /// The matrix.
+    pub weight: &'a B::Weight,
+    /// Where the rows go.
+    pub output: &'a mut B::Tensor,
+}
+
+/// Packed weights and their products.
+pub trait Linear: Memory {
+    /// A packed matrix in device memory, at the file's own bytes a weight.
+    type Weight: Send;
+
+    /// Copies (and reorders) a weight to the device.
+    ///
+    /// # Errors
+    /// A format or size that the backend cannot multiply.
+    fn weight(&mut self, source: WeightSource<'_>) -> Result<Self::Weight, DeviceError>;
+
+    /// Bytes of device memory that `weight` takes.
+    fn weight_bytes(&self, weight: &Self::Weight) -> usize;
+
+    /// `output[i] = scale * row ids[i] of weight`.
+    fn embed(&mut self, weight: &Self::Weight, ids: &[u32], scale: f32, output: &mut Self::Tensor);
+
+    /// Several products of the same input in one piece of work (q, k and v; gate and up).
+    fn multiply(&mut self, input: &Self::Tensor, rows: usize, products: &mut [Product<'_, Self>]);
+}
+
+/// Which pairs of a head rotary embedding turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeStyle {
+    /// Dimension `i` with `i + rotary_dim / 2`.
+    Neox,
+    /// Dimension `2i` with `2i + 1`.
+    Interleaved,
+}
+
+/// Rotary embedding: pair `i` at position `p` turns by `p * scale * base^(-2i / rotary_dim) / factors[i]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    /// Which dimensions form a pair.
+    pub style: RopeStyle,
+    /// Dimensions that turn, from the head's first; the rest stay.
+    pub rotary_dim: usize,
+    /// Base of the frequencies.
+    pub base: f32,
+    /// Linear position scale (1 / scaling factor).
+    pub scale: f32,
+    /// Divisor of each pair's frequency; empty for none.
+    pub factors: Vec<f32>,
+}
+
+/// A rotary embedding that a backend has prepared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RopeId(pub(crate) usize);
+
+/// What the gate goes through in a gated feed-forward network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x / (1 + e^-x)`
+    Silu,
+    /// `x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))`: the tanh approximation of GELU.
+    GeluTanh,
+}
+
+/// Element-wise and row-wise operations.
+pub trait Pointwise: Memory {
+    /// Root-mean-square norm of each row: `output = input / sqrt(mean(input^2) + epsilon) * weight`.
+    fn rms_norm(
+        &mut self,
+        input: &Self::Tensor,
+        rows: usize,
+        weight: &Self::Tensor,
+        epsilon: f32,
+        output: &mut Self::Tensor,
+    );
+
+    /// The same in place over each run of `head_dim` values (q and k norms).
+    fn rms_norm_heads(
+        &mut self,
+        tensor: &mut Self::Tensor,
+        rows: usize,
+        head_dim: usize,
+        weight: &Self::Tensor,
+        epsilon: f32,
+    );
+
+    /// Prepares a rotary embedding; the same one twice gives the same id.
+    fn prepare_rope(&mut self, rope: &Rope) -> RopeId;
+
+    /// Turns every head of every row; `positions` has one position a row.
+    fn rope(&mut self, tensor: &mut Self::Tensor, head_dim: usize, positions: &[usize], rope: RopeId);
+
+    /// `gate = activation(gate) * up`.
+    fn gate(&mut self, gate: &mut Self::Tensor, up: &Self::Tensor, rows: usize, activation: Activation);
+
+    /// `target += source`.
+    fn add(&mut self, target: &mut Self::Tensor, source: &Self::Tensor, rows: usize);
+
+    /// Adds the vector `bias` to every row.
+    fn add_bias(&mut self, target: &mut Self::Tensor, rows: usize, bias: &Self::Tensor);
+
+    /// `target = cap * tanh(target / cap)`.
+    fn soft_cap(&mut self, target: &mut Self::Tensor, rows: usize, cap: f32);
+}
+
+/// How keys and values are kept.
+pub use crate::cpu::kv::KvFormat;
+/// The shape of one layer's keys and values.
+pub use crate::cpu::kv::KvLayer;
+
+/// Tokens of one KV block.
+pub const KV_BLOCK_TOKENS: usize = crate::cpu::kv::BLOCK_TOKENS;
+
+/// One sequence's rows in the batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Span<'a> {
+    /// Row of the batch that holds its first token.
+    pub first_row: usize,
+    /// Its tokens in the batch.
+    pub rows: usize,
+    /// Position in the sequence of the first of them.
+    pub position: usize,
+    /// The sequence's block table from position 0, covering `position + rows`. Blocks that every row's window has left
+    /// behind may be [`u32::MAX`].
+    pub blocks: &'a [u32],
+}
+
+/// What the rows of one attention layer see.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionShape {
+    /// Query heads; a multiple of the layer's KV heads.
+    pub heads: usize,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// A row at position `p` sees keys above `p - window`; `None`: all.
+    pub window: Option<usize>,
+    /// `cap * tanh(score / cap)` on the scores.
+    pub soft_cap: Option<f32>,
+}
+
+/// Paged keys and values.
+pub trait Attention: Memory {
+    /// An arena of blocks; a block holds 64 tokens of every layer, contiguous.
+    type Kv: Send;
+
+    /// An arena of `blocks` blocks.
+    ///
+    /// # Errors
+    /// A head size that no kernel serves.
+    fn kv(&mut self, format: KvFormat, layers: &[KvLayer], blocks: usize) -> Result<Self::Kv, DeviceError>;
+
+    /// Bytes of one block of such an arena.
+    fn kv_block_bytes(&self, format: KvFormat, layers: &[KvLayer]) -> usize;
+
+    /// Writes each row's key and value (after rope) at its position.
+    fn append(
+        &mut self,
+        kv: &mut Self::Kv,
+        layer: usize,
+        spans: &[Span<'_>],
+        keys: &Self::Tensor,
+        values: &Self::Tensor,
+    );
+
+    /// Causal attention of every row over its own sequence: a row at position `p` sees keys up to and with `p`.
+    fn attend(
+        &mut self,
+        kv: &Self::Kv,
+        layer: usize,
+        spans: &[Span<'_>],
+        shape: AttentionShape,
+        queries: &Self::Tensor,
+        output: &mut Self::Tensor,
+    );
+
+    /// Copies one block (copy on write of a shared, partly filled block).
+    fn copy_block(&mut self, kv: &mut Self::Kv, from: u32, to: u32);
+}
+
+/// A device that can run every model algorithm of the engine.
+pub trait Backend: Linear + Pointwise + Attention + Send {}
+impl<T: Linear + Pointwise + Attention + Send> Backend for T {}

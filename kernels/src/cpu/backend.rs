@@ -1,0 +1,240 @@
+//! The capability traits on the CPU: shapes and scratch memory here, arithmetic in `matmul`, `attention` and `ops`.
+
+use std::sync::Arc;
+
+use super::{
+    attention::{self, AttendArgs, AttendScratch},
+    buffer::AlignedBuffer,
+    isa::Isa,
+    kv::{KvArena, KvFormat, KvLayer, KvLayout},
+    matmul::{self, PackedWeight, RowsScratch, Term},
+    ops::{self, RopeParams, RopeTables},
+    pool::Pool,
+};
+use crate::backend::{
+    Activation, Attention, AttentionShape, DeviceError, Linear, Memory, Pointwise, Product, Rope, RopeId,
+    Span, WeightSource,
+};
+
+/// A row-major matrix of f32 in host memory.
+#[derive(Debug)]
+pub struct Tensor {
+    values: AlignedBuffer<f32>,
+    cols: usize,
+}
+
+impl Tensor {
+    fn rows(&self, rows: usize) -> &[f32] {
+        &self.values[..rows * self.cols]
+    }
+
+    fn rows_mut(&mut self, rows: usize) -> &mut [f32] {
+        &mut self.values[..rows * self.cols]
+    }
+}
+
+/// The CPU: a thread pool, an instruction set and the scratch memory of its kernels.
+pub struct CpuBackend {
+    pool: Arc<Pool>,
+    isa: Isa,
+    ropes: Vec<(Rope, RopeTables)>,
+    rows_scratch: RowsScratch,
+    attend_scratch: AttendScratch,
+}
+
+impl CpuBackend {
+    /// A backend that runs its kernels for `isa` on `pool`. Several backends may share a pool; they take turns.
+    ///
+    /// # Panics
+    /// When this machine cannot run `isa`.
+    pub fn new(pool: Arc<Pool>, isa: Isa) -> Self {
+        assert!(isa.is_supported(), "this machine cannot run {}", isa.name());
+        Self {
+            pool,
+            isa,
+            ropes: Vec::new(),
+            rows_scratch: RowsScratch::new(),
+            attend_scratch: AttendScratch::default(),
+        }
+    }
+}
+
+impl Memory for CpuBackend {
+    type Tensor = Tensor;
+
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn tensor(&mut self, rows: usize, cols: usize) -> Result<Tensor, DeviceError> {
+        Ok(Tensor { values: AlignedBuffer::zeroed(rows * cols), cols })
+    }
+
+    fn vector(&mut self, values: &[f32]) -> Result<Tensor, DeviceError> {
+        let mut tensor = self.tensor(1, values.len())?;
+        tensor.values.copy_from_slice(values);
+        Ok(tensor)
+    }
+
+    fn gather_rows(&mut self, input: &Tensor, picks: &[usize], output: &mut Tensor) {
+        let cols = input.cols;
+        assert_eq!(cols, output.cols, "gathered rows keep their width");
+        for (pick, out) in picks.iter().zip(output.rows_mut(picks.len()).chunks_exact_mut(cols)) {
+            out.copy_from_slice(&input.values[pick * cols..][..cols]);
+        }
+    }
+
+    fn host_rows<'t>(&mut self, tensor: &'t mut Tensor, rows: usize) -> &'t mut [f32] {
+        tensor.rows_mut(rows)
+    }
+}
+
+impl Linear for CpuBackend {
+    type Weight = PackedWeight;
+
+    fn weight(&mut self, source: WeightSource<'_>) -> Result<PackedWeight, DeviceError> {
+        let WeightSource { name, format, rows, cols, bytes } = source;
+        PackedWeight::pack(&self.pool, self.isa, format, rows, cols, bytes).map_err(|_| {
+            DeviceError::WrongSize { name: name.to_owned(), format, rows, cols, found: bytes.len() }
+        })
+    }
+
+    fn weight_bytes(&self, weight: &PackedWeight) -> usize {
+        weight.bytes()
+    }
+
+    fn embed(&mut self, weight: &PackedWeight, ids: &[u32], scale: f32, output: &mut Tensor) {
+        for (id, row) in ids.iter().zip(output.rows_mut(ids.len()).chunks_exact_mut(weight.cols())) {
+            weight.decode_row(*id as usize, row);
+            if scale != 1.0 {
+                row.iter_mut().for_each(|x| *x *= scale);
+            }
+        }
+    }
+
+    fn multiply(&mut self, input: &Tensor, rows: usize, products: &mut [Product<'_, Self>]) {
+        let mut terms: Vec<Term<'_>> = products
+            .iter_mut()
+            .map(|p| {
+                assert_eq!(p.output.cols, p.weight.rows(), "outputs of a product");
+                Term { weight: p.weight, output: p.output.rows_mut(rows) }
+            })
+            .collect();
+        matmul::multiply(&self.pool, self.isa, input.rows(rows), rows, &mut terms, &mut self.rows_scratch);
+    }
+}
+
+impl Pointwise for CpuBackend {
+    fn rms_norm(&mut self, input: &Tensor, rows: usize, weight: &Tensor, epsilon: f32, output: &mut Tensor) {
+        let cols = input.cols;
+        assert_eq!(cols, output.cols, "a norm keeps the width");
+        ops::rms_norm(
+            &self.pool,
+            self.isa,
+            input.rows(rows),
+            rows,
+            cols,
+            &weight.values,
+            epsilon,
+            output.rows_mut(rows),
+        );
+    }
+
+    fn rms_norm_heads(
+        &mut self,
+        tensor: &mut Tensor,
+        rows: usize,
+        head_dim: usize,
+        weight: &Tensor,
+        epsilon: f32,
+    ) {
+        let heads = rows * tensor.cols / head_dim;
+        ops::rms_norm_in_place(
+            &self.pool,
+            self.isa,
+            tensor.rows_mut(rows),
+            heads,
+            head_dim,
+            &weight.values,
+            epsilon,
+        );
+    }
+
+    fn prepare_rope(&mut self, rope: &Rope) -> RopeId {
+        RopeId(self.ropes.iter().position(|(known, _)| known == rope).unwrap_or_else(|| {
+            let factors = (!rope.factors.is_empty()).then_some(rope.factors.as_slice());
+            let (base, scale) = (f64::from(rope.base), f64::from(rope.scale));
+            self.ropes.push((rope.clone(), RopeTables::new(rope.rotary_dim, base, scale, factors, 1.0)));
+            self.ropes.len() - 1
+        }))
+    }
+
+    fn rope(&mut self, tensor: &mut Tensor, head_dim: usize, positions: &[usize], rope: RopeId) {
+        let (rows, heads) = (positions.len(), tensor.cols / head_dim);
+        let (rope, tables) = &mut self.ropes[rope.0];
+        let params = RopeParams { rotary_dim: rope.rotary_dim, style: rope.style, tables };
+        ops::rope(&self.pool, self.isa, tensor.rows_mut(rows), rows, heads, head_dim, positions, params);
+    }
+
+    fn gate(&mut self, gate: &mut Tensor, up: &Tensor, rows: usize, activation: Activation) {
+        let cols = gate.cols;
+        ops::gated(&self.pool, self.isa, gate.rows_mut(rows), up.rows(rows), rows, cols, activation);
+    }
+
+    fn add(&mut self, target: &mut Tensor, source: &Tensor, rows: usize) {
+        ops::add(&self.pool, self.isa, target.rows_mut(rows), source.rows(rows));
+    }
+
+    fn add_bias(&mut self, target: &mut Tensor, rows: usize, bias: &Tensor) {
+        let cols = target.cols;
+        ops::add_bias(&self.pool, self.isa, target.rows_mut(rows), rows, cols, &bias.values);
+    }
+
+    fn soft_cap(&mut self, target: &mut Tensor, rows: usize, cap: f32) {
+        ops::softcap(&self.pool, self.isa, target.rows_mut(rows), cap);
+    }
+}
+
+impl Attention for CpuBackend {
+    type Kv = KvArena;
+
+    fn kv(&mut self, format: KvFormat, layers: &[KvLayer], blocks: usize) -> Result<KvArena, DeviceError> {
+        Ok(KvArena::new(KvLayout::new(format, layers), blocks))
+    }
+
+    fn kv_block_bytes(&self, format: KvFormat, layers: &[KvLayer]) -> usize {
+        KvLayout::new(format, layers).block_bytes()
+    }
+
+    fn append(&mut self, kv: &mut KvArena, layer: usize, spans: &[Span<'_>], keys: &Tensor, values: &Tensor) {
+        attention::append(&self.pool, self.isa, kv, layer, spans, &keys.values, &values.values);
+    }
+
+    fn attend(
+        &mut self,
+        kv: &KvArena,
+        layer: usize,
+        spans: &[Span<'_>],
+        shape: AttentionShape,
+        queries: &Tensor,
+        output: &mut Tensor,
+    ) {
+        let rows = spans.iter().map(|s| s.rows).sum();
+        let args = AttendArgs {
+            layer,
+            heads: shape.heads,
+            spans,
+            q: queries.rows(rows),
+            scale: shape.scale,
+            window: shape.window,
+            softcap: shape.soft_cap,
+            sinks: None,
+            out: output.rows_mut(rows),
+        };
+        attention::attend(&self.pool, self.isa, kv, args, &mut self.attend_scratch);
+    }
+
+    fn copy_block(&mut self, kv: &mut KvArena, from: u32, to: u32) {
+        kv.copy_block(from, to);
+    }
+}
