@@ -1,11 +1,35 @@
 //! What is computed: models read from GGUF files, text in and out, and the runtime that turns tokens into logits.
 //! No async, no clock, no socket, no device handle, no `unsafe`.
+//!
+//! Entry points: [`Engine`] answers prompts on the caller's thread; [`LoadedModel`] is what a daemon steps for many
+//! sequences at once; [`Oracle`] says what is right.
 #![forbid(unsafe_code)]
 
 pub mod detokenizer;
+mod engine;
+mod generation;
 pub mod gguf;
+mod loaded;
 pub mod message;
+mod oracle;
+mod request;
+mod runtime;
 pub mod sampling;
+pub mod spec;
 pub mod stop;
 pub mod template;
+mod text_model;
 pub mod tokenizer;
+
+pub use engine::{CancelHandle, Engine, GenerateError, KvFigures, Summary};
+pub use generation::{Accepted, Generation};
+pub use loaded::{LoadError, LoadOptions, LoadedModel};
+pub use message::Message;
+pub use oracle::Oracle;
+pub use request::{FinishReason, GenerationParams, Prompt, RequestError};
+pub use runtime::{LoadProgress, Logits, Runtime, RuntimeError, RuntimeLimits, StepError, StepRow, Want};
+pub use text_model::TextModel;
+pub use zllm_kernels::{
+    backend::{KV_BLOCK_TOKENS, KvFormat},
+    cpu::isa::Isa,
+};

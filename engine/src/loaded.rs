@@ -1,0 +1,171 @@
+//! A model file on the CPU, ready to step: what one device thread owns.
+
+use std::{path::Path, sync::Arc};
+
+use zllm_kernels::{
+    backend::{Attention, KV_BLOCK_TOKENS, KvFormat},
+    cpu::{CpuBackend, isa::Isa, pool::Pool},
+};
+
+use crate::{
+    gguf::{GgufError, GgufFile},
+    runtime::{LoadProgress, Logits, Runtime, RuntimeError, RuntimeLimits, StepError, StepRow},
+    spec::{ModelSpec, SpecError},
+    text_model::TextModel,
+};
+
+/// How a model is loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// Threads of the kernels; more than there are cores makes everything slower.
+    pub threads: usize,
+    /// Instruction set; `None`: the best that this machine has.
+    pub isa: Option<Isa>,
+    /// How keys and values are kept.
+    pub kv_format: KvFormat,
+    /// Memory for keys and values. It is reserved at load and touched as it is used.
+    pub kv_budget_bytes: u64,
+    /// Shortens the model's own context.
+    pub context_limit: Option<usize>,
+    /// Most prompt tokens of one step.
+    pub prefill_chunk_tokens: usize,
+    /// Most sequences of one step.
+    pub max_batch_rows: usize,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self {
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            isa: None,
+            kv_format: KvFormat::I16,
+            kv_budget_bytes: 1 << 30,
+            context_limit: None,
+            prefill_chunk_tokens: 512,
+            max_batch_rows: 16,
+        }
+    }
+}
+
+/// Why a model did not load.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The file is not a model that can be run, or the device refused a part of it.
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    /// An option that cannot work.
+    #[error("{option} is {found}; {expected}")]
+    BadOption {
+        /// Name of the option.
+        option: &'static str,
+        /// Its value.
+        found: String,
+        /// What would work.
+        expected: String,
+    },
+}
+
+impl From<GgufError> for LoadError {
+    fn from(error: GgufError) -> Self {
+        Self::Runtime(SpecError::from(error).into())
+    }
+}
+
+impl From<SpecError> for LoadError {
+    fn from(error: SpecError) -> Self {
+        Self::Runtime(error.into())
+    }
+}
+
+/// A model on the CPU.
+pub struct LoadedModel {
+    text: Arc<TextModel>,
+    runtime: Runtime<CpuBackend>,
+}
+
+impl LoadedModel {
+    /// Loads the model file at `path`.
+    ///
+    /// # Errors
+    /// A file that is not a model, a tensor without a kernel (by name), or an option that cannot work.
+    pub fn load(
+        path: &Path,
+        options: &LoadOptions,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Self, LoadError> {
+        let bad = |option, found: &dyn ToString, expected: &str| LoadError::BadOption {
+            option,
+            found: found.to_string(),
+            expected: expected.to_owned(),
+        };
+        for (option, found) in [
+            ("threads", options.threads),
+            ("prefill_chunk_tokens", options.prefill_chunk_tokens),
+            ("max_batch_rows", options.max_batch_rows),
+        ] {
+            if !(1..=MAX_OPTION).contains(&found) {
+                return Err(bad(option, &found, &format!("from 1 to {MAX_OPTION}")));
+            }
+        }
+        let isa = options.isa.unwrap_or_else(Isa::best);
+        if !isa.is_supported() {
+            let available: Vec<_> = Isa::available().into_iter().map(Isa::name).collect();
+            return Err(bad("isa", &isa.name(), &format!("this machine has {}", available.join(", "))));
+        }
+        let file = GgufFile::open(path)?;
+        let spec = ModelSpec::read(&file)?;
+        let text = TextModel::read(&file, &spec, options.kv_format, options.context_limit);
+        let backend = CpuBackend::new(Arc::new(Pool::new(options.threads)), isa);
+        let block_bytes = backend.kv_block_bytes(options.kv_format, &spec.kv_layers()) as u64;
+        let kv_blocks = (options.kv_budget_bytes / block_bytes).min(u64::from(u32::MAX - 1)) as usize;
+        if kv_blocks == 0 {
+            let expected =
+                format!("one block of {KV_BLOCK_TOKENS} tokens of this model takes {block_bytes} bytes");
+            return Err(bad("kv_budget_bytes", &options.kv_budget_bytes, &expected));
+        }
+        let limits = RuntimeLimits {
+            step_rows: options.prefill_chunk_tokens + options.max_batch_rows,
+            logit_rows: options.max_batch_rows,
+            kv_blocks,
+            kv_format: options.kv_format,
+        };
+        let runtime = Runtime::load(backend, &file, spec, limits, progress)?;
+        Ok(Self { text: Arc::new(text), runtime })
+    }
+
+    /// The text side, shared.
+    pub fn text(&self) -> Arc<TextModel> {
+        Arc::clone(&self.text)
+    }
+
+    /// Blocks of the KV arena.
+    pub fn kv_blocks(&self) -> u32 {
+        self.runtime.limits().kv_blocks as u32
+    }
+
+    /// Bytes of one KV block.
+    pub fn kv_block_bytes(&self) -> u64 {
+        self.runtime.kv_block_bytes() as u64
+    }
+
+    /// Bytes of the weights in memory.
+    pub fn weight_bytes(&self) -> u64 {
+        self.runtime.weight_bytes() as u64
+    }
+
+    /// Computes one step; see [`Runtime::step`].
+    ///
+    /// # Errors
+    /// A batch that the runtime cannot compute; nothing was computed.
+    pub fn step(&mut self, rows: &[StepRow<'_>]) -> Result<Logits<'_>, StepError> {
+        self.runtime.step(rows)
+    }
+
+    /// Copies one KV block; see [`Runtime::copy_block`].
+    pub fn copy_block(&mut self, from: u32, to: u32) {
+        self.runtime.copy_block(from, to);
+    }
+}
+
+/// Upper bound of threads, chunk and batch: what is asked above it is a mistake.
+const MAX_OPTION: usize = 1 << 16;

@@ -1,0 +1,116 @@
+//! What is asked of a model, whichever protocol it came by, and why it may be refused.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    message::Message,
+    sampling::{SamplingError, SamplingParams},
+    stop::StopError,
+    template::TemplateError,
+};
+
+/// What to go on from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Prompt {
+    /// Plain text. With `parse_special`, the names of special tokens in it become those tokens.
+    Text {
+        /// The text.
+        text: String,
+        /// Whether names of special tokens count.
+        parse_special: bool,
+    },
+    /// Token ids, used as they are.
+    Tokens(Vec<u32>),
+    /// A conversation, rendered by the model's template.
+    Chat {
+        /// The turns so far.
+        messages: Vec<Message>,
+        /// Tools in the template's own form, usually OpenAI's.
+        tools: Option<serde_json::Value>,
+    },
+}
+
+/// How to go on.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GenerationParams {
+    /// The sampler chain.
+    pub sampling: SamplingParams,
+    /// An upper bound; the context bounds it too.
+    pub max_tokens: Option<u32>,
+    /// Texts that end the answer; nothing of them is sent.
+    pub stop: Vec<String>,
+    /// Goes on over end-of-text tokens.
+    pub ignore_eos: bool,
+}
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// An end-of-text token or a stop string.
+    Stop,
+    /// `max_tokens` or the context.
+    Length,
+    /// The caller did not want more.
+    Cancelled,
+}
+
+/// Why a request cannot be served; each is the request's fault and names what and where.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    /// No token to go on from.
+    #[error("the prompt is empty; give at least one token")]
+    EmptyPrompt,
+    /// A prompt that does not fit.
+    #[error("the prompt has {tokens} tokens and the context holds {context}, one of them for the answer")]
+    ContextExceeded {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// Tokens of the context.
+        context: usize,
+    },
+    /// A token id that the model does not have.
+    #[error("token {token} at place {place} is outside the vocabulary of {vocab_size}")]
+    BadToken {
+        /// The id.
+        token: u32,
+        /// Index in the prompt.
+        place: usize,
+        /// Size of the vocabulary.
+        vocab_size: usize,
+    },
+    /// The model's template refused or failed.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    /// A conversation for a model that has no template.
+    #[error("model {model} has no chat template; send plain text, or use a model with a template")]
+    NoTemplate {
+        /// The model's name.
+        model: String,
+    },
+    /// Text for a model whose file has no tokenizer.
+    #[error("model {model} has no tokenizer ({reason}); send token ids")]
+    NoTokenizer {
+        /// The model's name.
+        model: String,
+        /// Why.
+        reason: String,
+    },
+    /// A sampling parameter out of range.
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+    /// A list of stop strings that cannot be watched for.
+    #[error(transparent)]
+    Stop(#[from] StopError),
+    /// Another parameter out of range.
+    #[error("{field} is {found}; {expected}")]
+    BadParameter {
+        /// Name of the field.
+        field: String,
+        /// Its value.
+        found: String,
+        /// What would work.
+        expected: String,
+    },
+}

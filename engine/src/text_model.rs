@@ -1,0 +1,175 @@
+//! The text side of a model: tokenizer, template and limits, without a weight. Shared read-only by every thread that
+//! renders prompts or speaks of the model.
+
+use zllm_kernels::backend::KvFormat;
+
+use crate::{
+    gguf::GgufFile,
+    request::{Prompt, RequestError},
+    spec::ModelSpec,
+    template::{ChatTemplate, Conversation, TemplateContext},
+    tokenizer::Tokenizer,
+};
+
+/// Tokenizer, template and limits of one model.
+pub struct TextModel {
+    name: String,
+    architecture: String,
+    context_length: usize,
+    vocab_size: usize,
+    fingerprint: [u8; 32],
+    tokenizer: Result<Tokenizer, String>,
+    template: Option<Result<ChatTemplate, String>>,
+}
+
+impl TextModel {
+    /// Reads what `file` says about text. A file without a usable tokenizer still serves token ids: what is wrong with
+    /// it is said when text is asked for. `context_limit` may only shorten the model's own context.
+    pub fn read(
+        file: &GgufFile,
+        spec: &ModelSpec,
+        kv_format: KvFormat,
+        context_limit: Option<usize>,
+    ) -> Self {
+        let tokenizer = Tokenizer::from_gguf(file).map_err(|e| e.to_string()).and_then(|tokenizer| {
+            let (found, rows) = (tokenizer.vocab_size(), spec.vocab_size);
+            if found <= rows {
+                Ok(tokenizer)
+            } else {
+                Err(format!("its vocabulary has {found} tokens and the embedding {rows} rows"))
+            }
+        });
+        let template = file.metadata().opt_str("tokenizer.chat_template").ok().flatten().map(|source| {
+            let text = |id: Option<u32>| {
+                let tokenizer = tokenizer.as_ref().ok();
+                tokenizer.and_then(|t| id.map(|id| t.token_text(id).to_owned())).unwrap_or_default()
+            };
+            let (bos, eos) = tokenizer.as_ref().map_or((None, None), |t| (t.bos(), t.eos()));
+            let context = TemplateContext { bos_token: text(bos), eos_token: text(eos) };
+            ChatTemplate::new(source, context).map_err(|e| e.to_string())
+        });
+        Self {
+            name: spec.name.clone(),
+            architecture: spec.architecture.clone(),
+            context_length: context_limit.map_or(spec.context_length, |limit| limit.min(spec.context_length)),
+            vocab_size: spec.vocab_size,
+            fingerprint: fingerprint(file, kv_format),
+            tokenizer,
+            template,
+        }
+    }
+
+    /// The model's own name for itself.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its family, e.g. `llama`.
+    pub fn architecture(&self) -> &str {
+        &self.architecture
+    }
+
+    /// Tokens that a sequence may have.
+    pub fn context_length(&self) -> usize {
+        self.context_length
+    }
+
+    /// Rows of the logits.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// Whether conversations can be rendered.
+    pub fn has_template(&self) -> bool {
+        matches!(self.template, Some(Ok(_)))
+    }
+
+    /// What keys and values computed by this model depend on: weights, rope, KV format. The root of its block keys.
+    pub fn fingerprint(&self) -> [u8; 32] {
+        self.fingerprint
+    }
+
+    /// The tokenizer.
+    ///
+    /// # Errors
+    /// The file has none that can be used.
+    pub fn tokenizer(&self) -> Result<&Tokenizer, RequestError> {
+        self.tokenizer
+            .as_ref()
+            .map_err(|reason| RequestError::NoTokenizer { model: self.name.clone(), reason: reason.clone() })
+    }
+
+    /// The tokens of a prompt, with the begin token where the model wants one. At least one, and room for an answer.
+    ///
+    /// # Errors
+    /// A prompt that is empty, too long, or that the template refuses.
+    pub fn encode(&self, prompt: &Prompt) -> Result<Vec<u32>, RequestError> {
+        let tokens = match prompt {
+            Prompt::Tokens(tokens) => {
+                let bad = tokens.iter().position(|t| *t as usize >= self.vocab_size);
+                if let Some(place) = bad {
+                    return Err(RequestError::BadToken {
+                        token: tokens[place],
+                        place,
+                        vocab_size: self.vocab_size,
+                    });
+                }
+                tokens.clone()
+            }
+            Prompt::Text { text, parse_special } => self.encode_text(text, *parse_special)?,
+            Prompt::Chat { messages, tools } => {
+                let template = match &self.template {
+                    None => return Err(RequestError::NoTemplate { model: self.name.clone() }),
+                    Some(template) => template.as_ref().map_err(|reason| RequestError::BadParameter {
+                        field: "the model's chat template".into(),
+                        found: reason.clone(),
+                        expected: "send plain text instead".into(),
+                    })?,
+                };
+                let text = template
+                    .render(&Conversation { tools: tools.as_ref(), ..Conversation::new(messages) })?;
+                self.encode_text(&text, true)?
+            }
+        };
+        if tokens.is_empty() {
+            return Err(RequestError::EmptyPrompt);
+        }
+        if tokens.len() >= self.context_length {
+            return Err(RequestError::ContextExceeded { tokens: tokens.len(), context: self.context_length });
+        }
+        Ok(tokens)
+    }
+
+    fn encode_text(&self, text: &str, parse_special: bool) -> Result<Vec<u32>, RequestError> {
+        let tokenizer = self.tokenizer()?;
+        let mut tokens = Vec::new();
+        tokenizer.encode(text, parse_special, &mut tokens);
+        // A template usually writes the begin token itself; it must not stand there twice.
+        if let Some(bos) = tokenizer.bos().filter(|bos| tokenizer.add_bos() && tokens.first() != Some(bos)) {
+            tokens.insert(0, bos);
+        }
+        Ok(tokens)
+    }
+}
+
+/// Hashes the file's metadata and tensor records, samples of every tensor's bytes, and the KV format.
+///
+/// Reading every weight would bring the whole file into memory at each start. A tensor is sampled at its two ends and in
+/// its middle, so that models of one shape differ where a fine-tune changed anything near there; the file's own length
+/// and every record (names, shapes, formats, offsets) are in it whole.
+fn fingerprint(file: &GgufFile, kv_format: KvFormat) -> [u8; 32] {
+    const SAMPLE_BYTES: usize = 4096;
+    let mut hash = blake3::Hasher::new();
+    hash.update(b"zllm fingerprint 1\0");
+    hash.update(kv_format.name().as_bytes());
+    let header_end = file.tensors().map(|t| t.range().start).min().unwrap_or(file.bytes().len());
+    hash.update(&file.bytes()[..header_end]);
+    for tensor in file.tensors() {
+        let bytes = tensor.bytes();
+        let sample = SAMPLE_BYTES.min(bytes.len());
+        for start in [0, (bytes.len() - sample) / 2, bytes.len() - sample] {
+            hash.update(&bytes[start..start + sample]);
+        }
+    }
+    *hash.finalize().as_bytes()
+}

@@ -1,0 +1,74 @@
+//! Small random models of each family and block format against the logits of an independent f32 engine.
+//!
+//! Reference: `testdata/archs` and `testdata/quants`; how they were made is in docs/TESTING.md. The logits in the files
+//! have six decimals, which alone is an error of about 1e-13.
+
+mod common;
+
+use zllm_engine::{LoadOptions, LoadedModel, Oracle, StepRow, Want, gguf::GgufFile, spec::ModelSpec};
+use zllm_kernels::cpu::isa::Isa;
+
+/// The oracle against the reference, which both compute in f32.
+const ORACLE_NMSE: f64 = 1e-8;
+
+/// File, and how far the CPU backend may be. F16 and BF16 weights meet f32 activations; the others meet activations of
+/// 8 bits with one scale per 32, which alone cost about 1e-4.
+const CASES: [(&str, f64); 12] = [
+    ("archs/llama-dense.f16", 1e-5),
+    ("archs/qwen2-dense.f16", 1e-5),
+    ("archs/gemma3-dense.f16", 1e-5),
+    ("quants/llama-dense.bf16", 1e-5),
+    ("quants/llama-dense.q8_0", 1e-3),
+    ("quants/llama-dense.q6_k", 1e-3),
+    ("quants/llama-dense.q5_k_m", 1e-3),
+    ("quants/llama-dense.q5_1", 1e-3),
+    ("quants/llama-dense.q5_0", 1e-3),
+    ("quants/llama-dense.q4_k_m", 1e-3),
+    ("quants/llama-dense.q4_1", 1e-3),
+    ("quants/llama-dense.q4_0", 1e-3),
+];
+
+#[test]
+fn every_family_and_format_is_within_its_tolerance() {
+    let mut wrong = Vec::new();
+    println!("{:<28} {:>10} {:>10} {:>10}", "model", "oracle", "cpu", "allowed");
+    for (name, allowed) in CASES {
+        let (tokens, wanted) = reference(name);
+        let file = GgufFile::open(&common::testdata(&format!("{name}.gguf"))).expect("a reference file");
+        let spec = ModelSpec::read(&file).expect("a supported family");
+        let oracle = Oracle::load(&file, spec, 1).expect("decodable").forward(&tokens).concat();
+        let oracle = common::nmse(&oracle, &wanted);
+        let cpu = common::nmse(&cpu_logits(name, &tokens), &wanted);
+        println!("{name:<28} {oracle:>10.1e} {cpu:>10.1e} {allowed:>10.0e}");
+        // NaN fails too.
+        if !(oracle <= ORACLE_NMSE && cpu <= allowed) {
+            wrong.push(name);
+        }
+    }
+    assert!(wrong.is_empty(), "outside their tolerance: {wrong:?}");
+}
+
+/// The tokens that were fed and the logits after each of them.
+fn reference(name: &str) -> (Vec<u32>, Vec<f32>) {
+    let json = common::json(&format!("{}.logits.json", name.trim_end_matches(".f16")));
+    let rows = json["rows"].as_array().expect("rows");
+    let tokens = rows.iter().map(|row| row["token"].as_u64().expect("a token") as u32).collect();
+    let logits = rows.iter().flat_map(|row| row["logits"].as_array().expect("logits"));
+    (tokens, logits.map(|x| x.as_f64().expect("a number") as f32).collect())
+}
+
+fn cpu_logits(name: &str, tokens: &[u32]) -> Vec<f32> {
+    let options = LoadOptions {
+        threads: 2,
+        isa: Some(Isa::best()),
+        kv_budget_bytes: 1 << 20,
+        prefill_chunk_tokens: tokens.len(),
+        max_batch_rows: tokens.len(),
+        ..LoadOptions::default()
+    };
+    let path = common::testdata(&format!("{name}.gguf"));
+    let mut model = LoadedModel::load(&path, &options, &mut |_| {}).expect("a reference file");
+    let mut logits =
+        model.step(&[StepRow { tokens, position: 0, blocks: &[0], want: Want::All }]).expect("a step");
+    (0..tokens.len()).flat_map(|i| logits.row_mut(i).to_vec()).collect()
+}
