@@ -185,30 +185,3 @@ fn hostile_texts_take_no_longer_than_others() {
         }
     }
 }
-
-#[test]
-#[ignore = "prints times; nothing to check on a shared machine"]
-fn times() {
-    for name in MODELS {
-        let file = GgufFile::open(&models::path(name)).expect("a sound model");
-        let start = cpu_time();
-        let tokenizer = Tokenizer::from_gguf(&file).expect("a sound vocabulary");
-        println!("{name}: made in {:?}", cpu_time() - start);
-        let lines = reference(name, "tokenize");
-        let text: String = lines.iter().map(|(text, _)| text.as_str()).collect::<Vec<_>>().join("\n");
-        let prose = include_str!("../src/tokenizer.rs");
-        for (what, text) in
-            [("mixed", text.repeat(1000)), ("code", prose.repeat(100)), ("letters", "a".repeat(10_000_000))]
-        {
-            let start = cpu_time();
-            let mut ids = vec![];
-            tokenizer.encode(&text, true, &mut ids);
-            let seconds = (cpu_time() - start).as_secs_f64();
-            let (megabytes, tokens) = (text.len() as f64 / 1e6, ids.len());
-            println!(
-                "{name}: {what}: {megabytes:.1} MB in {seconds:.2} s, {:.1} MB/s, {tokens} tokens",
-                megabytes / seconds
-            );
-        }
-    }
-}
