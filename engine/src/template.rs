@@ -5,6 +5,10 @@
 //! `apply_chat_template` uses (`trim_blocks`, `lstrip_blocks`, loop controls, `{% generation %}`, `tojson` as
 //! `json.dumps`, `raise_exception`, `strftime_now`).
 //!
+//! Known differences: no `%` on strings (the `format` filter is there), no `\U` escapes in literals, no filters
+//! `wordcount`, `truncate` and `center`; `~` and `join` write floats of 1e16 and more without an exponent; a dict's
+//! views and a range print as lists; the words of errors that `raise_exception` did not raise.
+//!
 //! A template comes with a model file and is not trusted: source size, recursion, work and memory are bounded.
 
 mod filters;

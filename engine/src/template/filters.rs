@@ -13,6 +13,8 @@ pub(super) fn register(environment: &mut Environment<'_>) {
     environment.add_filter("fromjson", fromjson);
     environment.add_filter("string", |value: &Value| python::to_str(value));
     environment.add_filter("trim", trim);
+    environment.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain);
+    environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
     environment.add_test("sequence", |value: &Value| {
         // Whatever has a length and takes an index.
         matches!(value.kind(), ValueKind::Undefined | ValueKind::Seq | ValueKind::String | ValueKind::Map)

@@ -21,8 +21,10 @@ pub(super) fn syntax() -> SyntaxConfig {
 /// Longest tag, in tokens; a text in quotes is one. minijinja folds constants in time cubic in an expression's length.
 const MAX_TAG_TOKENS: usize = 2000;
 
-/// The source with `generation` and `endgeneration` tags as `with` and `endwith`; lines stay where they are.
+/// The source with `\n` for every line's end, as Jinja2 reads it, and with `generation` and `endgeneration` tags as
+/// `with` and `endwith`; lines stay where they are.
 pub(super) fn prepare(source: &str) -> Result<String, Error> {
+    let source = &source.replace("\r\n", "\n").replace('\r', "\n");
     let mut prepared = String::with_capacity(source.len());
     let mut copied_to = 0;
     let mut tag_tokens = 0;
