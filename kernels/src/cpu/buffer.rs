@@ -25,11 +25,14 @@ unsafe impl Plain for i32 {}
 // SAFETY: a primitive number.
 unsafe impl Plain for f32 {}
 
-/// A fixed-size, 64-byte aligned, zero-initialised array. Frees itself.
+/// A fixed-size, 64-byte aligned, zero-initialised array. Frees itself. Pages of a large one come to be, as zeros, when they
+/// are first touched.
 #[derive(Debug)]
 pub struct AlignedBuffer<T: Plain> {
     start: NonNull<T>,
     len: usize,
+    /// What the allocator gave: a large buffer starts at the first huge page inside.
+    allocation: NonNull<u8>,
 }
 
 // SAFETY: the buffer owns its memory and `T` is plain data.
@@ -43,28 +46,41 @@ impl<T: Plain> AlignedBuffer<T> {
         let layout = Self::layout(len);
         // SAFETY: `layout` has a non-zero size.
         let raw = unsafe { alloc_zeroed(layout) };
-        let Some(start) = NonNull::new(raw.cast::<T>()) else { handle_alloc_error(layout) };
-        #[cfg(target_os = "linux")]
-        if layout.size() >= HUGE_PAGE_BYTES {
-            use nix::sys::mman::{MmapAdvise, madvise};
-            // SAFETY: the range was just allocated and is owned here; the advice does not change its contents. It is
-            // only advice: a refusal costs speed.
-            let _ = unsafe { madvise(start.cast(), layout.size(), MmapAdvise::MADV_HUGEPAGE) };
+        let Some(allocation) = NonNull::new(raw) else { handle_alloc_error(layout) };
+        let mut start = allocation;
+        if layout.size() >= 2 * HUGE_PAGE_BYTES {
+            // SAFETY: a large layout has a huge page to spare, so the offset stays inside.
+            start = unsafe { allocation.add(allocation.align_offset(HUGE_PAGE_BYTES)) };
+            #[cfg(target_os = "linux")]
+            {
+                use nix::sys::mman::{MmapAdvise, madvise};
+                let bytes = layout.size() - HUGE_PAGE_BYTES;
+                // SAFETY: the range was just allocated and is owned here; the advice does not change its contents. It
+                // comes before the first touch, and it is only advice: a refusal costs speed.
+                let _ = unsafe { madvise(start.cast(), bytes, MmapAdvise::MADV_HUGEPAGE) };
+            }
         }
-        Self { start, len }
+        Self { start: start.cast(), len, allocation }
     }
 
+    /// Large buffers are aligned by hand, with a huge page to spare: for an alignment above its own the allocator would
+    /// write the zeros itself, which takes seconds and touches every page.
     fn layout(len: usize) -> Layout {
-        let bytes = len.checked_mul(size_of::<T>()).expect("buffer size overflows").max(SMALL_ALIGN);
-        let align = if bytes >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { SMALL_ALIGN };
-        Layout::from_size_align(bytes.next_multiple_of(SMALL_ALIGN), align).expect("buffer size overflows")
+        let bytes = len.checked_mul(size_of::<T>()).and_then(|n| n.checked_next_multiple_of(SMALL_ALIGN));
+        let bytes = bytes.expect("buffer size overflows").max(SMALL_ALIGN);
+        let (bytes, align) = if bytes >= HUGE_PAGE_BYTES {
+            (bytes.checked_add(HUGE_PAGE_BYTES).expect("buffer size overflows"), align_of::<u64>())
+        } else {
+            (bytes, SMALL_ALIGN)
+        };
+        Layout::from_size_align(bytes, align).expect("buffer size overflows")
     }
 }
 
 impl<T: Plain> Drop for AlignedBuffer<T> {
     fn drop(&mut self) {
         // SAFETY: allocated in `zeroed` with the same layout.
-        unsafe { dealloc(self.start.as_ptr().cast(), Self::layout(self.len)) }
+        unsafe { dealloc(self.allocation.as_ptr(), Self::layout(self.len)) }
     }
 }
 
@@ -80,5 +96,36 @@ impl<T: Plain> DerefMut for AlignedBuffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         // SAFETY: `len` initialised elements, uniquely borrowed.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_of_every_size_are_aligned_and_zero() {
+        for len in [0, 1, 16, 1000, HUGE_PAGE_BYTES / 4 - 1, HUGE_PAGE_BYTES / 4, HUGE_PAGE_BYTES] {
+            let mut buffer = AlignedBuffer::<f32>::zeroed(len);
+            assert_eq!(buffer.len(), len);
+            assert!(buffer.as_ptr().addr().is_multiple_of(SMALL_ALIGN));
+            assert!(len * 4 < HUGE_PAGE_BYTES || buffer.as_ptr().addr().is_multiple_of(HUGE_PAGE_BYTES));
+            assert!(buffer.iter().all(|&x| x == 0.0));
+            buffer.fill(1.0);
+        }
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_large_buffer_takes_no_memory_before_it_is_touched() {
+        let resident = || -> usize {
+            let statm = std::fs::read_to_string("/proc/self/statm").expect("statm");
+            statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).expect("a count of pages")
+        };
+        let before = resident();
+        let buffer = AlignedBuffer::<u8>::zeroed(4 << 30);
+        // Other tests allocate meanwhile, but not a quarter of this.
+        assert!(resident() < before + (1 << 30) / 4096);
+        assert_eq!(buffer[3 << 30], 0);
     }
 }
