@@ -19,6 +19,8 @@ use std::{
 const LARGEST_DECODED_GROUP: usize = 512 << 10;
 /// Blocks of columns that several tiles walk before the next 256 columns are fetched.
 const BLOCKED_COLS: usize = 256;
+/// How far one tile alone fetches ahead: 10-17 KB.
+const BLOCKS_AHEAD: usize = 16;
 
 /// Bytes of a thread's decoded group; 0 when groups are read as they are. From `rows_to_decode` rows of activations on,
 /// decoding a group once to bytes pays for 5- and 6-bit codes and for 6-bit scales.
@@ -49,20 +51,22 @@ struct Plan {
 }
 
 impl Plan {
-    /// Measured on a Zen 5 server core (docs/PERFORMANCE.md): fetching ahead pays where computing takes about as long as
-    /// memory, and costs where memory alone is the limit, but for K-quants, whose long units defeat the hardware's own.
+    /// Measured on a Zen 5 server core, weights from memory, GB/s of one thread of about 30 that it can read: fetching ahead
+    /// lifts K-quants (Q4_K one row 19 to 29, four rows 10 to 21; Q6_K 14 to 22 and 8 to 26), whose long units defeat the
+    /// hardware's own fetching. It costs the others up to four rows (Q4_0 30 to 25), lifts them from five on (Q5_0 six rows
+    /// 15 to 26), and never helps Q8_0. With more tiles than one, columns are blocked so that the last tile can fetch.
     #[inline(always)]
     fn new<S: Simd, F: Format>(m: usize, blocks: usize) -> Self {
-        let four_blocks = 4 * F::UNIT_BYTES / F::UNIT_BLOCKS;
         let whole = Self { tile_rows: S::TILE_ROWS, blocks, ahead: 0 };
-        let bytes = F::BITS == 8;
+        let fetching = Self { ahead: BLOCKS_AHEAD * F::UNIT_BYTES / F::UNIT_BLOCKS, ..whole };
         let k_quant = F::UNIT_BLOCKS > 1;
         match m {
-            0..=3 => Self { ahead: if k_quant { F::CODE_BYTES } else { 0 }, ..whole },
-            _ if bytes => Self { tile_rows: if m <= 8 { widest::<S>() } else { S::TILE_ROWS }, ..whole },
-            4..=6 => Self { ahead: if k_quant { F::CODE_BYTES } else { four_blocks }, ..whole },
+            ..=8 if F::BITS == 8 => Self { tile_rows: widest::<S>(), ..whole },
+            _ if F::BITS == 8 => whole,
+            ..=4 if !k_quant => whole,
+            ..=6 => fetching,
             7..=8 if F::BITS == 6 => Self::blocked::<F>(S::TILE_ROWS.min(4)),
-            7..=8 => Self { tile_rows: widest::<S>(), ahead: four_blocks, ..whole },
+            7..=8 => Self { tile_rows: widest::<S>(), ..fetching },
             9..=24 if k_quant || !F::HAS_MINIMUM => Self::blocked::<F>(S::TILE_ROWS),
             _ => whole,
         }
@@ -308,7 +312,7 @@ trait Source<F: Format>: Copy {
     unsafe fn pair<S: Simd>(self, block: usize, pair: usize, vector: usize) -> [S::Codes; 2];
     /// Scale and minimum of a span of a block.
     unsafe fn scales<S: Simd>(self, block: usize, span: usize, vector: usize) -> (S::Floats, S::Floats);
-    /// Fetches as many bytes as a block's codes have, `ahead` bytes after them. May point anywhere.
+    /// Fetches what lies `ahead` bytes after a block. May point anywhere.
     unsafe fn prefetch(self, block: usize, ahead: usize);
 }
 
@@ -394,8 +398,11 @@ impl<F: Format> Source<F> for Packed<F> {
 
     #[inline(always)]
     unsafe fn prefetch(self, block: usize, ahead: usize) {
-        for line in (0..F::CODE_BYTES).step_by(64) {
-            let at = self.group.wrapping_add(F::codes_at(block) + ahead + line);
+        // The first block of a unit fetches the header too.
+        let from =
+            if block.is_multiple_of(F::UNIT_BLOCKS) { F::header_at(block) } else { F::codes_at(block) };
+        for line in (from..F::codes_at(block) + F::CODE_BYTES).step_by(64) {
+            let at = self.group.wrapping_add(line + ahead);
             // SAFETY: a hint that cannot fault.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
         }
