@@ -29,12 +29,16 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod floats;
 mod layout;
 mod pack;
 mod rows;
 mod scalar;
 #[cfg(target_arch = "x86_64")]
 mod simd;
+#[cfg(target_arch = "x86_64")]
+mod source;
 #[cfg(test)]
 mod tests;
 #[cfg(target_arch = "x86_64")]
@@ -210,9 +214,9 @@ fn decoded_group_bytes(isa: Isa, format: BlockFormat, m: usize, cols: usize) -> 
     match isa {
         Isa::Scalar => 0,
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => tile::decoded_group_bytes(avx2::Avx2::ROWS_TO_DECODE, format, m, cols),
+        Isa::Avx2 => source::decoded_group_bytes(avx2::Avx2::ROWS_TO_DECODE, format, m, cols),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => tile::decoded_group_bytes(avx512::Avx512::ROWS_TO_DECODE, format, m, cols),
+        Isa::Avx512 => source::decoded_group_bytes(avx512::Avx512::ROWS_TO_DECODE, format, m, cols),
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("{} is not supported here: {format}, {m}, {cols}", isa.name()),
     }

@@ -5,7 +5,7 @@
 //! (128 * 127 * 2 fits).
 
 use super::{
-    GroupJob,
+    GroupJob, floats,
     layout::{Format, QUADS, with_format},
     rows::{Quantised, quantise_plain},
     simd::Simd,
@@ -38,7 +38,7 @@ const _: () = assert!(largest_sum(6) <= i16::MAX as usize && largest_sum(8) <= i
 /// As for [`super::run`].
 pub(super) unsafe fn run(job: &GroupJob) {
     // SAFETY: as the caller promises.
-    unsafe { with_format!(job.format, F => quantised::<F>(job), _ => floats(job)) }
+    unsafe { with_format!(job.format, F => quantised::<F>(job), _ => float_weights(job)) }
 }
 
 /// # Safety
@@ -46,15 +46,15 @@ pub(super) unsafe fn run(job: &GroupJob) {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn quantised<F: Format>(job: &GroupJob) {
     // SAFETY: as the caller promises.
-    unsafe { tile::run_quantised::<Avx2, F>(job) }
+    unsafe { tile::run::<Avx2, F>(job) }
 }
 
 /// # Safety
 /// As for [`super::run`].
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn floats(job: &GroupJob) {
+unsafe fn float_weights(job: &GroupJob) {
     // SAFETY: as the caller promises.
-    unsafe { tile::run_floats::<Avx2>(job) }
+    unsafe { floats::run::<Avx2>(job) }
 }
 
 /// See [`super::weight`].

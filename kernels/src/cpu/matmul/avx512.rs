@@ -1,7 +1,7 @@
 //! AVX-512 with VNNI: 16 rows a vector, `vpdpbusd` adds four products a lane to an i32.
 
 use super::{
-    GroupJob,
+    GroupJob, floats,
     layout::{Format, QUADS, with_format},
     rows::{Quantised, quantise_plain},
     simd::Simd,
@@ -17,7 +17,7 @@ use std::arch::x86_64::*;
 /// As for [`super::run`].
 pub(super) unsafe fn run(job: &GroupJob) {
     // SAFETY: as the caller promises.
-    unsafe { with_format!(job.format, F => quantised::<F>(job), _ => floats(job)) }
+    unsafe { with_format!(job.format, F => quantised::<F>(job), _ => float_weights(job)) }
 }
 
 /// # Safety
@@ -25,15 +25,15 @@ pub(super) unsafe fn run(job: &GroupJob) {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn quantised<F: Format>(job: &GroupJob) {
     // SAFETY: as the caller promises.
-    unsafe { tile::run_quantised::<Avx512, F>(job) }
+    unsafe { tile::run::<Avx512, F>(job) }
 }
 
 /// # Safety
 /// As for [`super::run`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn floats(job: &GroupJob) {
+unsafe fn float_weights(job: &GroupJob) {
     // SAFETY: as the caller promises.
-    unsafe { tile::run_floats::<Avx512>(job) }
+    unsafe { floats::run::<Avx512>(job) }
 }
 
 /// See [`super::weight`].

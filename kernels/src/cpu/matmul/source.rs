@@ -1,0 +1,217 @@
+//! What the tiles of [`super::tile`] read: a group as it lies in memory, or one decoded to bytes.
+
+use super::{
+    layout::{BIT_ROW_BYTES, BLOCK_COLS, Format, GROUP_ROWS, QUAD_BYTES, QUADS},
+    simd::Simd,
+};
+use crate::blocks::BlockFormat;
+use std::{
+    arch::x86_64::{_MM_HINT_T0, _mm_and_si128, _mm_or_si128, _mm_prefetch, _mm_set1_epi8, _mm_srli_epi16},
+    marker::PhantomData,
+};
+
+/// Decoded groups that do not fit half of a usual second-level cache are not worth having.
+const LARGEST_DECODED_GROUP: usize = 512 << 10;
+/// A group that tiles can read.
+///
+/// # Safety
+/// All methods: block, span, pair and vector lie inside the group.
+pub(super) trait Source<F: Format>: Copy {
+    /// A block's codes.
+    unsafe fn codes(self, block: usize) -> *const u8;
+    /// Quads `2 * pair` and `2 * pair + 1` of a block, for the lanes of vector `vector`.
+    unsafe fn pair<S: Simd>(self, block: usize, pair: usize, vector: usize) -> [S::Codes; 2];
+    /// Scale and minimum of a span of a block.
+    unsafe fn scales<S: Simd>(self, block: usize, span: usize, vector: usize) -> (S::Floats, S::Floats);
+    /// Fetches what lies `ahead` bytes after a block. May point anywhere.
+    unsafe fn prefetch(self, block: usize, ahead: usize);
+}
+
+/// A group as it lies in memory.
+#[derive(Clone, Copy)]
+pub(super) struct Packed<F> {
+    pub(super) group: *const u8,
+    pub(super) format: PhantomData<F>,
+}
+
+impl<F: Format> Source<F> for Packed<F> {
+    #[inline(always)]
+    unsafe fn codes(self, block: usize) -> *const u8 {
+        self.group.wrapping_add(F::codes_at(block))
+    }
+
+    #[inline(always)]
+    unsafe fn pair<S: Simd>(self, block: usize, pair: usize, vector: usize) -> [S::Codes; 2] {
+        // SAFETY: inside the block's codes; see `layout` for the places.
+        unsafe {
+            let codes = self.codes(block);
+            let load = |row: usize| S::load_codes(codes.add(row * QUAD_BYTES + vector * S::LANES * 4));
+            match F::BITS {
+                4 => {
+                    let both = load(pair);
+                    [S::low_nibbles(both), S::high_nibbles(both)]
+                }
+                5 => {
+                    let both = load(1 + pair);
+                    let bits = |quad: usize| codes.add(quad * BIT_ROW_BYTES + vector * S::LANES / 2);
+                    [
+                        S::add_fifth_bits(S::low_nibbles(both), bits(2 * pair)),
+                        S::add_fifth_bits(S::high_nibbles(both), bits(2 * pair + 1)),
+                    ]
+                }
+                6 => {
+                    let half = pair / 2 * 3;
+                    let both = load(half + 1 + pair % 2);
+                    let high = load(half);
+                    [
+                        S::add_high_bits(S::low_nibbles(both), high, 2 * (pair % 2)),
+                        S::add_high_bits(S::high_nibbles(both), high, 2 * (pair % 2) + 1),
+                    ]
+                }
+                _ => [load(2 * pair), load(2 * pair + 1)],
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(self, block: usize, span: usize, vector: usize) -> (S::Floats, S::Floats) {
+        let sub = block % F::UNIT_BLOCKS * F::SPANS + span;
+        // SAFETY: inside the header of the block's unit; see `layout` for the places.
+        unsafe {
+            let header = self.group.add(F::header_at(block));
+            let halves =
+                |table: usize| S::load_halves(header.add((table * GROUP_ROWS + vector * S::LANES) * 2));
+            let bytes = |i: usize| S::load_lane_bytes(header.add(i * GROUP_ROWS + vector * S::LANES));
+            match F::FORMAT {
+                BlockFormat::Q4_1 | BlockFormat::Q5_1 => (halves(0), halves(1)),
+                BlockFormat::Q4_K | BlockFormat::Q5_K => {
+                    let pair = |i: usize| bytes(4 + i);
+                    let (scale, minimum) = if sub < 4 {
+                        let low_six = _mm_set1_epi8(63);
+                        (_mm_and_si128(pair(sub), low_six), _mm_and_si128(pair(sub + 4), low_six))
+                    } else {
+                        let (low, high) = (_mm_set1_epi8(15), _mm_set1_epi8(0x30));
+                        let both = pair(sub + 4);
+                        let high = |i: usize| _mm_and_si128(_mm_srli_epi16(pair(i), 2), high);
+                        (
+                            _mm_or_si128(_mm_and_si128(both, low), high(sub - 4)),
+                            _mm_or_si128(_mm_and_si128(_mm_srli_epi16(both, 4), low), high(sub)),
+                        )
+                    };
+                    let minimum = S::mul(halves(1), S::unsigned_bytes(minimum));
+                    (S::mul(halves(0), S::unsigned_bytes(scale)), S::mul(minimum, S::floats(-1.0)))
+                }
+                BlockFormat::Q6_K => (S::mul(halves(0), S::signed_bytes(bytes(2 + sub))), S::floats(0.0)),
+                _ => (halves(0), S::floats(0.0)),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(self, block: usize, ahead: usize) {
+        // The first block of a unit fetches the header too.
+        let from =
+            if block.is_multiple_of(F::UNIT_BLOCKS) { F::header_at(block) } else { F::codes_at(block) };
+        for line in (from..F::codes_at(block) + F::CODE_BYTES).step_by(64) {
+            let at = self.group.wrapping_add(line + ahead);
+            // SAFETY: a hint that cannot fault.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+        }
+    }
+}
+
+/// A group whose codes have a byte each and whose scales are f32: for each block the scales (32 f32, then 32 minima or second
+/// scales where the format has them), then its quads.
+#[derive(Clone, Copy)]
+pub(super) struct Decoded<F> {
+    pub(super) group: *const u8,
+    pub(super) format: PhantomData<F>,
+}
+
+impl<F: Format> Decoded<F> {
+    const TABLES: usize = if F::HAS_MINIMUM { 2 } else { F::SPANS };
+    const SCALE_BYTES: usize = Self::TABLES * GROUP_ROWS * 4;
+    const BLOCK_BYTES: usize = Self::SCALE_BYTES + QUADS * QUAD_BYTES;
+}
+
+impl<F: Format> Source<F> for Decoded<F> {
+    #[inline(always)]
+    unsafe fn codes(self, block: usize) -> *const u8 {
+        self.group.wrapping_add(block * Self::BLOCK_BYTES + Self::SCALE_BYTES)
+    }
+
+    #[inline(always)]
+    unsafe fn pair<S: Simd>(self, block: usize, pair: usize, vector: usize) -> [S::Codes; 2] {
+        // SAFETY: inside the block's codes.
+        unsafe {
+            let at = self.codes(block).add(2 * pair * QUAD_BYTES + vector * S::LANES * 4);
+            [S::load_codes(at), S::load_codes(at.add(QUAD_BYTES))]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(self, block: usize, span: usize, vector: usize) -> (S::Floats, S::Floats) {
+        // SAFETY: inside the block's scales.
+        unsafe {
+            let table = self.group.add(block * Self::BLOCK_BYTES).cast::<f32>().add(vector * S::LANES);
+            let second = || S::load_floats(table.add(GROUP_ROWS));
+            match (F::HAS_MINIMUM, span) {
+                (true, _) => (S::load_floats(table), second()),
+                (false, 0) => (S::load_floats(table), S::floats(0.0)),
+                (false, _) => (second(), S::floats(0.0)),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(self, _block: usize, _ahead: usize) {}
+}
+
+/// Decodes a packed group for [`Decoded`].
+///
+/// # Safety
+/// `decoded` has room for `decoded_group_bytes`.
+#[inline(always)]
+pub(super) unsafe fn decode_group<S: Simd, F: Format>(group: *const u8, blocks: usize, decoded: *mut u8) {
+    let source = Packed::<F> { group, format: PhantomData };
+    for b in 0..blocks {
+        for vector in 0..GROUP_ROWS / S::LANES {
+            // SAFETY: blocks and vectors of the group; the block's place in `decoded`.
+            unsafe {
+                let block = decoded.add(b * Decoded::<F>::BLOCK_BYTES);
+                let table = block.cast::<f32>().add(vector * S::LANES);
+                let (scale, minimum) = source.scales::<S>(b, 0, vector);
+                S::store_floats(table, scale);
+                if F::HAS_MINIMUM {
+                    S::store_floats(table.add(GROUP_ROWS), minimum);
+                } else if F::SPANS == 2 {
+                    S::store_floats(table.add(GROUP_ROWS), source.scales::<S>(b, 1, vector).0);
+                }
+                for pair in 0..QUADS / 2 {
+                    let quads = block.add(Decoded::<F>::SCALE_BYTES + 2 * pair * QUAD_BYTES);
+                    let at = quads.add(vector * S::LANES * 4);
+                    let [even, odd] = source.pair::<S>(b, pair, vector);
+                    S::store_codes(at, even);
+                    S::store_codes(at.add(QUAD_BYTES), odd);
+                }
+            }
+        }
+    }
+}
+
+/// Bytes of a thread's decoded group; 0 when groups are read as they are. From `rows_to_decode` rows of activations on,
+/// decoding a group once to bytes pays for 5- and 6-bit codes and for 6-bit scales.
+pub(super) fn decoded_group_bytes(
+    rows_to_decode: usize,
+    format: BlockFormat,
+    m: usize,
+    cols: usize,
+) -> usize {
+    let tables = match format {
+        BlockFormat::Q5_0 => 1,
+        BlockFormat::Q5_1 | BlockFormat::Q4_K | BlockFormat::Q5_K | BlockFormat::Q6_K => 2,
+        _ => return 0,
+    };
+    let bytes = cols / BLOCK_COLS * (tables * GROUP_ROWS * 4 + QUADS * QUAD_BYTES);
+    if m >= rows_to_decode && bytes <= LARGEST_DECODED_GROUP { bytes } else { 0 }
+}
