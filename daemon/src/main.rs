@@ -1,3 +1,67 @@
-//! daemon
+//! `zllmd`, the daemon: reads its configuration, binds its sockets, starts the actors and waits for its end.
+//!
+//! Exit codes: 0 after an orderly end, 1 when it cannot start or a second signal cut the end short, 64 for a wrong
+//! command line, 70 after a death inside (a panic or a device's fault; systemd starts it again).
 #![forbid(unsafe_code)]
-fn main() {}
+
+mod app;
+mod catalog;
+mod clock;
+mod config;
+mod device;
+mod kv_store;
+mod limits;
+mod metrics;
+mod notify;
+mod panics;
+mod pulse;
+mod scheduler;
+mod server;
+mod stop;
+
+use clap::Parser;
+use config::{Cli, Config};
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { 64 } else { 0 });
+        }
+    };
+    match start(&cli) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("zllmd: {error:#}");
+            ExitCode::from(1)
+        }
+    }
+}
+
+fn start(cli: &Cli) -> anyhow::Result<ExitCode> {
+    let clock = clock::Clock::start();
+    let config = Config::read(cli)?;
+    if cli.check_config {
+        println!("{}", config.summary());
+        return Ok(ExitCode::SUCCESS);
+    }
+    let filter = EnvFilter::try_new(&config.log)
+        .map_err(|error| anyhow::anyhow!("log is {:?}: {error}; a level such as info works", config.log))?;
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    panics::install_hook();
+    // Before any thread: binding sets the process's umask for a moment.
+    let bound = app::Bound::bind(&config)?;
+    let device = Box::new(device::cpu::CpuDevice::new());
+    match actix::System::new().block_on(app::run(config, bound, device, clock)) {
+        Ok(app::Ended::Orderly) => Ok(ExitCode::SUCCESS),
+        Ok(app::Ended::AtOnce) => Ok(ExitCode::from(1)),
+        Err(error) if panics::last().is_some() => {
+            eprintln!("zllmd: {error:#}");
+            Ok(ExitCode::from(70))
+        }
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,225 @@
+//! The daemon put together: the actors, the servers, and the order in which they start and end.
+//!
+//! Start: the sockets are bound (before any thread), the actors started, the start-up models loaded, then READY.
+//! End: no new connections or jobs, jobs end or are cancelled at the deadline, streams are written out, the socket's
+//! file goes. A death of an actor or of the device's thread ends the process at once: systemd starts it again.
+
+#[cfg(test)]
+mod tests;
+
+use crate::catalog::Catalog;
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::device::DeviceActor;
+use crate::device::port::Device;
+use crate::kv_store::KvStoreActor;
+use crate::limits::FLUSH_TIMEOUT;
+use crate::metrics::Metrics;
+use crate::metrics::http::{self, Pages};
+use crate::pulse::{Organ, Pulses};
+use crate::scheduler::models::LoadState;
+use crate::scheduler::{Drain, Fellows, SchedulerActor, WantModel};
+use crate::server::listen::{Listening, SocketGuard};
+use crate::server::{self, Life, Services};
+use crate::stop::{StopListener, StopReason};
+use crate::{notify, server::listen};
+use anyhow::{Context, bail};
+use std::net::TcpListener;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// Everything that is bound before the runtime starts.
+pub(crate) struct Bound {
+    socket: Listening,
+    policy: server::PeerPolicy,
+    metrics_tcp: Option<TcpListener>,
+    metrics_unix: Option<Listening>,
+}
+
+/// How the daemon ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// Every job has had its terminal event.
+    Orderly,
+    /// A second signal did not wait for that.
+    AtOnce,
+}
+
+impl Bound {
+    /// Binds what the configuration names.
+    ///
+    /// # Errors
+    /// What cannot be bound, where, and the system's reason.
+    pub(crate) fn bind(config: &Config) -> anyhow::Result<Self> {
+        let policy = server::peer_policy(config.socket_group.as_deref())?;
+        let socket = listen::listen(&config.socket, &policy)?;
+        let metrics_tcp = config.metrics.map(|address| {
+            TcpListener::bind(address).with_context(|| {
+                format!("cannot serve metrics on {address}; choose another with --metrics, or \"off\"")
+            })
+        });
+        let metrics_unix = config.metrics_socket.as_deref().map(|path| listen::bind(path, &policy));
+        Ok(Self {
+            socket,
+            policy,
+            metrics_tcp: metrics_tcp.transpose()?,
+            metrics_unix: metrics_unix.transpose()?,
+        })
+    }
+}
+
+/// Runs the daemon to its end, on the runtime of the calling thread.
+///
+/// # Errors
+/// A start-up model that does not load, or the death of an actor or the device's thread.
+pub(crate) async fn run(
+    config: Config,
+    bound: Bound,
+    device: Box<dyn Device>,
+    clock: Clock,
+) -> anyhow::Result<Ended> {
+    let (pulses, mut deaths) = Pulses::new();
+    let (stop, mut stops) = StopListener::new().context("signals")?;
+    let (life, seen_life) = watch::channel(Life::Serving);
+    let metrics = Arc::new(Metrics::new(clock.started_unix_seconds()));
+    let ready = Arc::new(AtomicBool::new(false));
+
+    let device = DeviceActor::spawn(device, clock, pulses.clone()).context("the device's thread")?;
+    let kv = KvStoreActor::spawn(pulses.clone());
+    let fellows = Fellows {
+        kv: kv.clone(),
+        device: device.clone(),
+        metrics: metrics.clone(),
+        clock,
+        pulses: pulses.clone(),
+    };
+    let scheduler = SchedulerActor::spawn(config.core.clone(), fellows);
+    let (arriving, encoding) = Services::arrival_bounds();
+    let services = Rc::new(Services {
+        scheduler: scheduler.clone(),
+        kv: kv.clone(),
+        device: device.clone(),
+        metrics: metrics.clone(),
+        clock,
+        catalog: Catalog::new(
+            config.models.clone(),
+            config.models_dir.clone(),
+            config.model_defaults.clone(),
+        ),
+        stop,
+        default_max_tokens: config.default_max_tokens,
+        queue_capacity: config.core.queued_jobs,
+        arriving,
+        encoding,
+    });
+
+    let (listener, _socket_guard) = bound.socket.into_parts();
+    let listener = tokio::net::UnixListener::from_std(listener).context("the listening socket")?;
+    let serving = server::serve(listener, bound.policy, config.connections, services.clone(), seen_life);
+    let serving = actix::spawn(serving);
+    let pages = Pages { scheduler: scheduler.clone(), kv, device, metrics, ready: ready.clone() };
+    let _metrics_guard = serve_pages(pages, bound.metrics_tcp, bound.metrics_unix)?;
+    actix::spawn(notify::feed_watchdog(pulses.clone()));
+
+    let reason = tokio::select! {
+        reason = stops.next() => reason,
+        died = deaths.recv() => return Err(death(died)),
+        failed = start_up(&config, &scheduler, &services.catalog, &ready) => return Err(failed),
+    };
+
+    tracing::info!(?reason, "stopping");
+    notify::stopping("ending the jobs");
+    ready.store(false, Ordering::Relaxed);
+    life.send_replace(Life::Draining);
+    let deadline = clock.now() + if reason == StopReason::Drain { config.drain } else { Duration::ZERO };
+    let ended = tokio::select! {
+        () = drain(&scheduler, deadline) => Ended::Orderly,
+        _ = stops.next() => Ended::AtOnce,
+        died = deaths.recv() => return Err(death(died)),
+    };
+    // Whatever is dropped from here on is meant to be.
+    pulses.end_on_purpose();
+    let _ = serving.await;
+    life.send_replace(Life::Closing);
+    close_connections(&services).await;
+    Ok(ended)
+}
+
+/// Loads the start-up models and reports ready; then waits for ever. Returns only with a failure.
+async fn start_up(
+    config: &Config,
+    scheduler: &actix::Addr<SchedulerActor>,
+    catalog: &Catalog,
+    ready: &AtomicBool,
+) -> anyhow::Error {
+    for name in config.startup_models() {
+        notify::status(&format!("loading {name}"));
+        if let Err(error) = load(name, scheduler, catalog).await {
+            return error;
+        }
+    }
+    tracing::info!(socket = %config.socket.display(), "ready");
+    ready.store(true, Ordering::Relaxed);
+    notify::ready("serving");
+    std::future::pending().await
+}
+
+async fn load(name: &str, scheduler: &actix::Addr<SchedulerActor>, catalog: &Catalog) -> anyhow::Result<()> {
+    let settings = catalog.find(name).with_context(|| format!("model {name:?} is not configured"))?;
+    let mut watch = scheduler.send(WantModel { model: name.into(), settings }).await??;
+    let state = watch.wait_for(|state| !matches!(state, LoadState::Loading(_))).await?.clone();
+    match state {
+        LoadState::Failed(fault) => bail!("a model that is to be loaded at start failed: {}", fault.message),
+        LoadState::Ready(_) | LoadState::Loading(_) => Ok(()),
+    }
+}
+
+fn serve_pages(
+    pages: Pages,
+    tcp: Option<TcpListener>,
+    unix: Option<Listening>,
+) -> anyhow::Result<Option<SocketGuard>> {
+    let (unix, guard) = unix.map(Listening::into_parts).unzip();
+    if let Some(server) = http::server(pages, tcp, unix).context("the metrics endpoint")? {
+        actix::spawn(async move {
+            if let Err(error) = server.await {
+                tracing::error!(%error, "the metrics endpoint ended");
+            }
+        });
+    }
+    Ok(guard)
+}
+
+async fn drain(scheduler: &actix::Addr<SchedulerActor>, deadline: Duration) {
+    // An error means that the scheduler has died; the watcher ends the process then.
+    let drained = match scheduler.send(Drain { deadline }).await {
+        Ok(drained) => drained.await.is_ok(),
+        Err(_) => false,
+    };
+    if !drained {
+        std::future::pending().await
+    }
+}
+
+/// Gives open connections a moment to write their last frames.
+async fn close_connections(services: &Services) {
+    let closed = async {
+        while services.metrics.connections().get() > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    if tokio::time::timeout(FLUSH_TIMEOUT * 2, closed).await.is_err() {
+        tracing::warn!("connections are still open; closing them as they are");
+    }
+}
+
+fn death(organ: Option<Organ>) -> anyhow::Error {
+    let name = organ.map_or("an actor", Organ::name);
+    anyhow::anyhow!(
+        "the {name} has died: {}",
+        crate::panics::last().unwrap_or_else(|| "without a word".into())
+    )
+}

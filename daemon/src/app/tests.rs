@@ -1,0 +1,188 @@
+//! The whole daemon in one process, on the simulated device: what a real device cannot be made to do at will.
+
+use super::*;
+use crate::config::{Cli, LoadWhen, ModelSettings};
+use crate::device::fake::{BROKEN_MODEL, FakeDevice, expected_text};
+use clap::Parser;
+use std::path::Path;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use zllm_wire::{
+    Answer, ClientFrame, ErrorCode, Event, FrameDecoder, GenerationParams, Op, Prompt, Reply, Request,
+    ServerFrame, Submit, VERSION,
+};
+
+fn config(folder: &Path, chunk: &str) -> Config {
+    let socket = folder.join("s");
+    let flags = ["zllmd", "--metrics", "off", "--prefill-chunk-tokens", chunk, "--drain-seconds", "5"];
+    let cli =
+        Cli::parse_from(flags.iter().map(Into::into).chain(["--socket".into(), socket.into_os_string()]));
+    let mut config = Config::read(&Cli { config: Some("/dev/null".into()), ..cli }).expect("valid");
+    for name in ["m", BROKEN_MODEL] {
+        let path = folder.join(name);
+        let defaults = config.model_defaults.clone();
+        config.models.insert(name.into(), ModelSettings { path, load: LoadWhen::Demand, defaults });
+    }
+    config
+}
+
+/// Runs a daemon and a test beside it; the daemon is drained when the test has ended.
+fn with_daemon<F: Future<Output = ()>>(
+    chunk: &str,
+    device: FakeDevice,
+    test: impl FnOnce(std::path::PathBuf) -> F,
+) -> anyhow::Result<Ended> {
+    let folder = tempfile::tempdir().expect("scratch folder");
+    let config = config(folder.path(), chunk);
+    let socket = config.socket.clone();
+    let bound = Bound::bind(&config).expect("free");
+    actix::System::new().block_on(async {
+        let daemon = run(config, bound, Box::new(device), Clock::start());
+        let mut daemon = std::pin::pin!(daemon);
+        tokio::select! {
+            ended = &mut daemon => return ended,
+            () = test(socket.clone()) => {}
+        }
+        let mut client = Client::connect(&socket).await;
+        assert_eq!(client.ask(Op::Stop { drain: true }).await, [Answer::Done]);
+        daemon.await
+    })
+}
+
+struct Client {
+    stream: UnixStream,
+    frames: FrameDecoder,
+}
+
+impl Client {
+    async fn connect(socket: &Path) -> Self {
+        let stream = UnixStream::connect(socket).await.expect("it listens");
+        let mut client = Self { stream, frames: FrameDecoder::new() };
+        client.write(&ClientFrame::Hello { version: VERSION, client: "test".into() }).await;
+        assert!(matches!(client.read().await, Some(ServerFrame::Welcome { .. })));
+        client
+    }
+
+    async fn write(&mut self, frame: &ClientFrame) {
+        self.stream.write_all(&zllm_wire::encode(frame).expect("small")).await.expect("it reads");
+    }
+
+    async fn read(&mut self) -> Option<ServerFrame> {
+        let mut buffer = [0; 4096];
+        loop {
+            if let Some(frame) = self.frames.pop().expect("good frames") {
+                return Some(frame);
+            }
+            match self.stream.read(&mut buffer).await {
+                Ok(0) | Err(_) => return None,
+                Ok(count) => self.frames.push(&buffer[..count]),
+            }
+        }
+    }
+
+    /// All answers to one request; fewer when the daemon has died.
+    async fn ask(&mut self, body: Op) -> Vec<Answer> {
+        self.write(&ClientFrame::Request(Request { id: 1, body })).await;
+        let mut answers = Vec::new();
+        while let Some(ServerFrame::Reply(Reply { id: 1, body })) = self.read().await {
+            let last = body.is_final();
+            answers.push(body);
+            if last {
+                break;
+            }
+        }
+        answers
+    }
+}
+
+fn submit(model: &str, prompt: &str, max_tokens: u32) -> Op {
+    Op::Submit(Box::new(Submit {
+        model: model.into(),
+        prompt: Prompt::Text { text: prompt.into(), parse_special: false },
+        params: GenerationParams { max_tokens: Some(max_tokens), ..GenerationParams::default() },
+        session: None,
+        detached: false,
+        stream: true,
+        label: None,
+    }))
+}
+
+fn text_of(answers: &[Answer]) -> String {
+    let text = |answer: &Answer| match answer {
+        Answer::Event { event: Event::Text { text, .. }, .. } => text.clone(),
+        _ => String::new(),
+    };
+    answers.iter().map(text).collect()
+}
+
+#[test]
+fn rows_blocks_and_samplers_are_never_mixed_up() {
+    for chunk in ["1", "5", "64", "1000"] {
+        let ended = with_daemon(chunk, FakeDevice::default(), |socket| async move {
+            let mut tasks = tokio::task::JoinSet::new();
+            for job in 0..24usize {
+                let socket = socket.clone();
+                // Three beginnings of several blocks, so that prefixes are shared while they are computed.
+                let prompt = format!(
+                    "{}{job}",
+                    "abc".chars().nth(job % 3).expect("of three").to_string().repeat(70 * (job % 3))
+                );
+                tasks.spawn_local(async move {
+                    let mut client = Client::connect(&socket).await;
+                    let tokens = 10 + job as u32 * 3;
+                    let answers = client.ask(submit("m", &prompt, tokens)).await;
+                    assert_eq!(text_of(&answers), expected_text(&prompt, tokens as usize), "job {job}");
+                });
+            }
+            while let Some(ended) = tasks.join_next().await {
+                ended.expect("each job's text is right");
+            }
+        });
+        assert_eq!(ended.expect("a good end"), Ended::Orderly);
+    }
+}
+
+#[test]
+fn a_fault_of_the_device_ends_the_daemon_with_its_reason() {
+    crate::panics::install_hook();
+    let device = FakeDevice::poisoned_by(b'!');
+    let ended = with_daemon("64", device, |socket| async move {
+        let mut client = Client::connect(&socket).await;
+        client.ask(submit("m", "fine", 3)).await;
+        client.ask(submit("m", "poison!", 3)).await;
+        std::future::pending().await
+    });
+    let error = ended.expect_err("crash-only").to_string();
+    assert!(error.contains("scheduler actor has died") && error.contains("is poison"), "{error}");
+}
+
+#[test]
+fn a_panic_of_the_devices_thread_ends_the_daemon_too() {
+    let device = FakeDevice::panicking_at(b'!');
+    let ended = with_daemon("64", device, |socket| async move {
+        let mut client = Client::connect(&socket).await;
+        client.ask(submit("m", "panic!", 3)).await;
+        std::future::pending().await
+    });
+    assert!(ended.is_err());
+}
+
+#[test]
+fn a_model_that_does_not_load_is_told_to_each_who_asks() {
+    let ended = with_daemon("64", FakeDevice::default(), |socket| async move {
+        let mut client = Client::connect(&socket).await;
+        for _ in 0..2 {
+            let answers = client.ask(submit(BROKEN_MODEL, "x", 1)).await;
+            let [Answer::Error(fault)] = answers.as_slice() else { panic!("{answers:?}") };
+            assert_eq!(fault.code, ErrorCode::Failed);
+            assert!(fault.message.contains("broken on purpose"), "{}", fault.message);
+        }
+        let answers = client.ask(Op::Models).await;
+        let [Answer::Models(models)] = answers.as_slice() else { panic!("{answers:?}") };
+        let broken = models.iter().find(|model| model.name == BROKEN_MODEL).expect("configured");
+        assert!(
+            matches!(&broken.state, zllm_wire::ModelState::Failed { message } if message.contains("on purpose"))
+        );
+    });
+    ended.expect("a good end");
+}

@@ -1,0 +1,307 @@
+//! The daemon's configuration: one file, then environment variables, then flags, each on top of the one before.
+//!
+//! The file is the first of `--config`, `$ZLLM_CONFIG`, `$XDG_CONFIG_HOME/zllm/zllmd.toml` (or `~/.config`) and
+//! `/etc/zllm/zllmd.toml`; none at all is fine. An unknown key is an error that names file, line and key.
+
+mod bytes;
+mod cli;
+mod cores;
+mod file;
+
+pub(crate) use cli::Cli;
+pub(crate) use file::{KvFormatName, LoadWhen};
+
+use crate::limits;
+use crate::scheduler::core::CoreLimits;
+use anyhow::Context;
+use file::{ConfigFile, ModelEntry};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Everything the daemon needs to know, complete and checked.
+#[derive(Debug, Clone)]
+pub(crate) struct Config {
+    /// The file it came from, if any.
+    pub(crate) file: Option<PathBuf>,
+    pub(crate) socket: PathBuf,
+    /// Members of this group may connect too.
+    pub(crate) socket_group: Option<String>,
+    /// Where `/metrics` is served over TCP; always loopback unless the user says otherwise.
+    pub(crate) metrics: Option<SocketAddr>,
+    pub(crate) metrics_socket: Option<PathBuf>,
+    pub(crate) models_dir: Option<PathBuf>,
+    pub(crate) log: String,
+    pub(crate) core: CoreLimits,
+    pub(crate) default_max_tokens: usize,
+    pub(crate) connections: usize,
+    pub(crate) drain: Duration,
+    /// Configured models by name.
+    pub(crate) models: BTreeMap<String, ModelSettings>,
+    /// What a model of the models folder gets that is not configured.
+    pub(crate) model_defaults: ModelDefaults,
+}
+
+/// How one model is loaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ModelSettings {
+    pub(crate) path: PathBuf,
+    pub(crate) load: LoadWhen,
+    pub(crate) defaults: ModelDefaults,
+}
+
+/// What may be said of a model beside where it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ModelDefaults {
+    pub(crate) kv_format: KvFormatName,
+    pub(crate) kv_budget_bytes: u64,
+    pub(crate) context_tokens: Option<usize>,
+    pub(crate) threads: usize,
+    pub(crate) prefill_chunk_tokens: usize,
+    /// Sequences of one step.
+    pub(crate) batch_rows: usize,
+}
+
+impl Config {
+    /// Reads the configuration that the command line and the environment ask for.
+    ///
+    /// # Errors
+    /// A file that cannot be read, a key that is not known, a value that cannot work: each with its place.
+    pub(crate) fn read(cli: &Cli) -> anyhow::Result<Self> {
+        let file = match &cli.config {
+            Some(path) => Some(path.clone()),
+            None => default_files().into_iter().find(|path| path.exists()),
+        };
+        let parsed = match &file {
+            Some(path) => {
+                let text = std::fs::read_to_string(path)
+                    .with_context(|| format!("cannot read configuration {}", path.display()))?;
+                ConfigFile::parse(&text).with_context(|| format!("in configuration {}", path.display()))?
+            }
+            None => ConfigFile::default(),
+        };
+        let base = file.as_deref().and_then(Path::parent).map(Path::to_path_buf);
+        Self::merge(parsed, cli, file, base.as_deref())
+    }
+
+    fn merge(
+        file: ConfigFile,
+        cli: &Cli,
+        path: Option<PathBuf>,
+        base: Option<&Path>,
+    ) -> anyhow::Result<Self> {
+        let file_limits = file.limits;
+        let count = |name: &str, flag: Option<usize>, file: Option<usize>, default: usize| {
+            let value = flag.or(file).unwrap_or(default);
+            anyhow::ensure!(value > 0, "{name} is 0; at least 1 works");
+            Ok(value)
+        };
+        let core = CoreLimits {
+            queued_jobs: count(
+                "limits.queued_jobs",
+                None,
+                file_limits.queued_jobs,
+                limits::DEFAULT_QUEUED_JOBS,
+            )?,
+            queued_prompt_tokens: count(
+                "limits.queued_prompt_tokens",
+                None,
+                file_limits.queued_prompt_tokens,
+                limits::DEFAULT_QUEUED_PROMPT_TOKENS,
+            )?,
+            queued_bytes: count(
+                "limits.queued_bytes",
+                None,
+                file_limits.queued_bytes,
+                limits::DEFAULT_QUEUED_BYTES,
+            )?,
+            running_jobs: count(
+                "limits.running_jobs",
+                cli.running_jobs,
+                file_limits.running_jobs,
+                limits::DEFAULT_RUNNING_JOBS,
+            )?,
+            prefill_chunk_tokens: count(
+                "limits.prefill_chunk_tokens",
+                cli.prefill_chunk_tokens,
+                file_limits.prefill_chunk_tokens,
+                limits::DEFAULT_PREFILL_CHUNK_TOKENS,
+            )?,
+        };
+        let threads = count("threads", cli.threads, file.threads, cores::physical_cores())?;
+        let model_defaults = ModelDefaults {
+            kv_format: KvFormatName::I16,
+            kv_budget_bytes: limits::DEFAULT_KV_BUDGET_BYTES,
+            context_tokens: None,
+            threads,
+            prefill_chunk_tokens: core.prefill_chunk_tokens,
+            batch_rows: core.running_jobs,
+        };
+        let mut models = BTreeMap::new();
+        for (name, entry) in file.models {
+            let settings = model(&name, entry, &model_defaults, base)?;
+            models.insert(name, settings);
+        }
+        Ok(Self {
+            file: path,
+            socket: cli.socket.clone().or(file.socket).unwrap_or_else(zllm_wire::default_socket_path),
+            socket_group: cli.socket_group.clone().or(file.socket_group),
+            metrics: metrics_address(cli.metrics.as_deref().or(file.metrics.as_deref()))?,
+            metrics_socket: cli.metrics_socket.clone().or(file.metrics_socket),
+            models_dir: cli.models_dir.clone().or(file.models_dir).or_else(zllm_wire::default_models_dir),
+            log: cli.log.clone().or(file.log).unwrap_or_else(|| "info".to_owned()),
+            default_max_tokens: count(
+                "limits.default_max_tokens",
+                None,
+                file_limits.default_max_tokens,
+                limits::DEFAULT_MAX_TOKENS,
+            )?,
+            connections: count(
+                "limits.connections",
+                None,
+                file_limits.connections,
+                limits::DEFAULT_CONNECTIONS,
+            )?,
+            drain: Duration::from_secs(
+                cli.drain_seconds.or(file_limits.drain_seconds).unwrap_or(limits::DEFAULT_DRAIN_SECONDS),
+            ),
+            core,
+            models,
+            model_defaults,
+        })
+    }
+
+    /// The configuration in a few lines, for `--check-config`.
+    pub(crate) fn summary(&self) -> String {
+        let file = self.file.as_ref().map_or("none".to_owned(), |file| file.display().to_string());
+        let metrics = self.metrics.map_or("off".to_owned(), |address| address.to_string());
+        let folder =
+            self.models_dir.as_ref().map_or("none".to_owned(), |folder| folder.display().to_string());
+        let mut lines = vec![
+            format!("configuration: {file}"),
+            format!("socket: {}", self.socket.display()),
+            format!("metrics: {metrics}"),
+            format!("models folder: {folder}"),
+            format!("threads: {}", self.model_defaults.threads),
+        ];
+        lines.extend(self.models.iter().map(|(name, model)| {
+            let when = if model.load == LoadWhen::Start { "at start" } else { "on demand" };
+            format!("model {name}: {} ({when})", model.path.display())
+        }));
+        lines.join("\n")
+    }
+
+    /// Names of the models that are loaded before the daemon is ready.
+    pub(crate) fn startup_models(&self) -> impl Iterator<Item = &str> {
+        self.models.iter().filter(|(_, model)| model.load == LoadWhen::Start).map(|(name, _)| name.as_str())
+    }
+}
+
+fn model(
+    name: &str,
+    entry: ModelEntry,
+    defaults: &ModelDefaults,
+    base: Option<&Path>,
+) -> anyhow::Result<ModelSettings> {
+    let mut defaults = defaults.clone();
+    if let Some(kv_format) = entry.kv_format {
+        defaults.kv_format = kv_format;
+    }
+    if let Some(budget) = entry.kv_budget {
+        defaults.kv_budget_bytes = budget.0;
+    }
+    if let Some(threads) = entry.threads {
+        anyhow::ensure!(threads > 0, "models.{name}.threads is 0; at least 1 works");
+        defaults.threads = threads;
+    }
+    if let Some(context) = entry.context {
+        anyhow::ensure!(context > 1, "models.{name}.context is {context}; at least 2 works");
+        defaults.context_tokens = Some(context);
+    }
+    // A relative path means a file beside the configuration, wherever the daemon is started.
+    let path = base.map_or_else(|| entry.path.clone(), |base| base.join(&entry.path));
+    Ok(ModelSettings { path, load: entry.load.unwrap_or(LoadWhen::Demand), defaults })
+}
+
+fn metrics_address(given: Option<&str>) -> anyhow::Result<Option<SocketAddr>> {
+    match given.unwrap_or("127.0.0.1:7143") {
+        "off" => Ok(None),
+        address => {
+            let parsed = address.parse().with_context(|| {
+                format!("metrics is {address:?}; an address such as 127.0.0.1:7143, or \"off\", works")
+            });
+            Ok(Some(parsed?))
+        }
+    }
+}
+
+fn default_files() -> Vec<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let user = variable("XDG_CONFIG_HOME").or_else(|| variable("HOME").map(|home| home.join(".config")));
+    let mut files: Vec<_> = user.map(|dir| dir.join("zllm/zllmd.toml")).into_iter().collect();
+    files.push("/etc/zllm/zllmd.toml".into());
+    files
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    fn read(text: &str, flags: &[&str]) -> anyhow::Result<Config> {
+        let cli = Cli::parse_from([&["zllmd"], flags].concat());
+        Config::merge(ConfigFile::parse(text)?, &cli, None, Some(Path::new("/etc/zllm")))
+    }
+
+    #[test]
+    fn flags_are_on_top_of_the_file_and_the_file_on_top_of_defaults() {
+        let text = "threads = 3\n[limits]\nprefill_chunk_tokens = 32\n";
+        let config = read(text, &["--threads", "5"]).expect("valid");
+        assert_eq!(config.model_defaults.threads, 5);
+        assert_eq!(config.core.prefill_chunk_tokens, 32);
+        assert_eq!(config.core.running_jobs, limits::DEFAULT_RUNNING_JOBS);
+    }
+
+    #[test]
+    fn a_model_has_its_own_settings_and_a_path_beside_the_file() {
+        let text = "[models.small]\npath = \"m/small.gguf\"\nload = \"start\"\nkv_format = \"f16\"\n\
+                    kv_budget = \"64MiB\"\ncontext = 512\nthreads = 2\n";
+        let config = read(text, &[]).expect("valid");
+        let small = &config.models["small"];
+        assert_eq!(small.path, Path::new("/etc/zllm/m/small.gguf"));
+        assert_eq!(small.defaults.kv_budget_bytes, 64 << 20);
+        assert_eq!(small.defaults.kv_format, KvFormatName::F16);
+        assert_eq!((small.defaults.context_tokens, small.defaults.threads), (Some(512), 2));
+        assert_eq!(config.startup_models().collect::<Vec<_>>(), ["small"]);
+    }
+
+    #[test]
+    fn mistakes_are_named_with_their_place() {
+        let error = read("threads = 2\nthraeds = 3\n", &[]).expect_err("an unknown key").to_string();
+        assert!(error.contains("line 2") && error.contains("thraeds"), "{error}");
+        let error =
+            read("[models.a]\npath = \"x\"\nkv_budget = \"lots\"\n", &[]).expect_err("no size").to_string();
+        assert!(error.contains("line 3") && error.contains("lots"), "{error}");
+        let error = read("[limits]\nrunning_jobs = 0\n", &[]).expect_err("zero").to_string();
+        assert!(error.contains("limits.running_jobs"), "{error}");
+        assert!(read("metrics = \"nowhere\"\n", &[]).is_err());
+    }
+
+    #[test]
+    fn metrics_can_be_off() {
+        assert_eq!(read("metrics = \"off\"\n", &[]).expect("valid").metrics, None);
+        assert!(read("", &[]).expect("valid").metrics.expect("on by default").ip().is_loopback());
+    }
+
+    /// The sample that users copy from must stay valid, and each key in it must be one that is read.
+    #[test]
+    fn the_sample_is_valid_with_every_line_switched_on() {
+        let sample = include_str!("../zllmd.toml");
+        read(sample, &[]).expect("the sample as it is");
+        let on: String =
+            sample.lines().map(|line| line.strip_prefix("#:").unwrap_or(line)).collect::<Vec<_>>().join("\n");
+        let config = read(&on, &[]).expect("the sample with every line switched on");
+        assert!(config.models.contains_key("smollm2-135m"));
+    }
+}

@@ -1,0 +1,72 @@
+//! Sizes in the configuration: a number of bytes, or a string such as `"512MiB"` or `"2 GB"`.
+
+use serde::{Deserialize, Deserializer, de};
+use std::fmt;
+
+/// A number of bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ByteSize(pub(super) u64);
+
+const UNITS: [(&str, u64); 7] = [
+    ("KiB", 1 << 10),
+    ("MiB", 1 << 20),
+    ("GiB", 1 << 30),
+    ("kB", 1_000),
+    ("MB", 1_000_000),
+    ("GB", 1_000_000_000),
+    ("B", 1),
+];
+
+fn parse(text: &str) -> Option<ByteSize> {
+    let (number, factor) = UNITS
+        .iter()
+        .find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)))
+        .unwrap_or((text, 1));
+    number.trim().parse::<u64>().ok()?.checked_mul(factor).map(ByteSize)
+}
+
+impl<'de> Deserialize<'de> for ByteSize {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(SizeVisitor)
+    }
+}
+
+struct SizeVisitor;
+
+impl de::Visitor<'_> for SizeVisitor {
+    type Value = ByteSize;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a number of bytes or a size such as \"512MiB\"")
+    }
+
+    fn visit_i64<E: de::Error>(self, value: i64) -> Result<ByteSize, E> {
+        let size =
+            u64::try_from(value).map_err(|_| E::invalid_value(de::Unexpected::Signed(value), &self))?;
+        Ok(ByteSize(size))
+    }
+
+    fn visit_u64<E: de::Error>(self, value: u64) -> Result<ByteSize, E> {
+        Ok(ByteSize(value))
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<ByteSize, E> {
+        parse(text).ok_or_else(|| E::invalid_value(de::Unexpected::Str(text), &self))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        assert_eq!(parse("512MiB"), Some(ByteSize(512 << 20)));
+        assert_eq!(parse("2 GB"), Some(ByteSize(2_000_000_000)));
+        assert_eq!(parse("17"), Some(ByteSize(17)));
+        assert_eq!(parse("17B"), Some(ByteSize(17)));
+        for wrong in ["", "MiB", "-1", "1.5GiB", "99999999999GiB", "5 parsecs"] {
+            assert_eq!(parse(wrong), None, "{wrong:?}");
+        }
+    }
+}

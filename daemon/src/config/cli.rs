@@ -1,0 +1,55 @@
+//! The command line and the environment variables that go with it.
+
+use clap::Parser;
+use std::path::PathBuf;
+
+/// Serves GGUF language models over a Unix socket.
+#[derive(Debug, Clone, Parser)]
+#[command(
+    version,
+    about,
+    after_help = "Settings are read in this order, each on top of the one before:\n  \
+        1. defaults\n  \
+        2. one file, the first of: --config, $ZLLM_CONFIG, $XDG_CONFIG_HOME/zllm/zllmd.toml \
+        (or ~/.config/zllm/zllmd.toml), /etc/zllm/zllmd.toml\n  \
+        3. environment variables (named above)\n  \
+        4. flags"
+)]
+pub(crate) struct Cli {
+    /// Configuration file
+    #[arg(long, value_name = "FILE", env = "ZLLM_CONFIG")]
+    pub(crate) config: Option<PathBuf>,
+    /// Read the configuration, say what is wrong with it, and end
+    #[arg(long)]
+    pub(crate) check_config: bool,
+    /// Unix socket to listen on
+    #[arg(long, value_name = "PATH", env = "ZLLM_SOCKET")]
+    pub(crate) socket: Option<PathBuf>,
+    /// Group whose members may connect beside the daemon's own user
+    #[arg(long, value_name = "GROUP", env = "ZLLM_SOCKET_GROUP")]
+    pub(crate) socket_group: Option<String>,
+    /// Folder of models: NAME.gguf can be used as NAME
+    #[arg(long, value_name = "DIR", env = "ZLLM_MODELS_DIR")]
+    pub(crate) models_dir: Option<PathBuf>,
+    /// Address of the metrics endpoint, or "off"
+    #[arg(long, value_name = "ADDR:PORT", env = "ZLLM_METRICS")]
+    pub(crate) metrics: Option<String>,
+    /// Unix socket of the metrics endpoint
+    #[arg(long, value_name = "PATH", env = "ZLLM_METRICS_SOCKET")]
+    pub(crate) metrics_socket: Option<PathBuf>,
+    /// Threads that compute [default: physical cores]
+    #[arg(long, value_name = "N", env = "ZLLM_THREADS")]
+    pub(crate) threads: Option<usize>,
+    /// Jobs that are computed side by side
+    #[arg(long, value_name = "N", env = "ZLLM_RUNNING_JOBS")]
+    pub(crate) running_jobs: Option<usize>,
+    /// Prompt tokens computed between two decode steps
+    #[arg(long, value_name = "N", env = "ZLLM_PREFILL_CHUNK_TOKENS")]
+    pub(crate) prefill_chunk_tokens: Option<usize>,
+    /// Seconds that running jobs may go on after SIGTERM
+    #[arg(long, value_name = "N", env = "ZLLM_DRAIN_SECONDS")]
+    pub(crate) drain_seconds: Option<u64>,
+    /// What is logged to stderr: a level, or directives such as info,zllmd=debug
+    #[arg(long, value_name = "FILTER", env = "ZLLM_LOG")]
+    pub(crate) log: Option<String>,
+}

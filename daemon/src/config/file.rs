@@ -1,0 +1,78 @@
+//! The shape of `zllmd.toml`. Every key is optional; a key that is not here is an error.
+
+use super::bytes::ByteSize;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// The whole file.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ConfigFile {
+    pub(super) socket: Option<PathBuf>,
+    pub(super) socket_group: Option<String>,
+    pub(super) metrics: Option<String>,
+    pub(super) metrics_socket: Option<PathBuf>,
+    pub(super) models_dir: Option<PathBuf>,
+    pub(super) threads: Option<usize>,
+    pub(super) log: Option<String>,
+    #[serde(default)]
+    pub(super) limits: LimitsTable,
+    #[serde(default)]
+    pub(super) models: BTreeMap<String, ModelEntry>,
+}
+
+/// `[limits]`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct LimitsTable {
+    pub(super) queued_jobs: Option<usize>,
+    pub(super) queued_prompt_tokens: Option<usize>,
+    pub(super) queued_bytes: Option<usize>,
+    pub(super) running_jobs: Option<usize>,
+    pub(super) prefill_chunk_tokens: Option<usize>,
+    pub(super) default_max_tokens: Option<usize>,
+    pub(super) connections: Option<usize>,
+    pub(super) drain_seconds: Option<u64>,
+}
+
+/// `[models.NAME]`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ModelEntry {
+    pub(super) path: PathBuf,
+    pub(super) load: Option<LoadWhen>,
+    pub(super) kv_format: Option<KvFormatName>,
+    pub(super) kv_budget: Option<ByteSize>,
+    pub(super) context: Option<usize>,
+    pub(super) threads: Option<usize>,
+}
+
+/// When a model is loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum LoadWhen {
+    /// Before the daemon is ready.
+    Start,
+    /// With its first request.
+    Demand,
+}
+
+/// How keys and values are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum KvFormatName {
+    /// 16-bit integers with a scale.
+    I16,
+    /// Half-precision floats.
+    F16,
+}
+
+impl ConfigFile {
+    /// # Errors
+    /// With line, column and key.
+    pub(super) fn parse(text: &str) -> anyhow::Result<Self> {
+        // The parser's message ends with a line feed after its little picture of the place.
+        toml::from_str(text).map_err(|error| anyhow::anyhow!("{}", error.to_string().trim_end()))
+    }
+}

@@ -1,0 +1,184 @@
+//! The device actor: an ordinary actor in front of one OS thread that owns the backend, the weights and the sequences.
+//!
+//! Invariant: the channel to the thread is bounded, and nothing here ever waits for the thread: a message either gets
+//! its place in the channel or is refused at once. What the actor tells about itself it knows without asking the thread.
+
+pub(crate) mod cpu;
+#[cfg(test)]
+pub(crate) mod fake;
+pub(crate) mod port;
+mod text;
+mod thread;
+
+use crate::clock::Clock;
+use crate::config::ModelSettings;
+use crate::limits::{DEVICE_COMMANDS, MAILBOX_MESSAGES, TICK};
+use crate::pulse::{AliveGuard, Organ, Pulses};
+use crate::scheduler::plan::{JobNumber, ModelName, StepOutcome, StepPlan};
+use actix::prelude::*;
+use port::{Description, Device, Generate, LoadProgress, Loaded};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use thread::Command;
+use tokio::sync::{mpsc, oneshot};
+
+/// The actor.
+pub(crate) struct DeviceActor {
+    commands: mpsc::Sender<Command>,
+    description: Description,
+    loaded: BTreeMap<ModelName, ModelMemory>,
+    pulses: Pulses,
+    _alive: AliveGuard,
+}
+
+/// Bytes that a loaded model takes on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ModelMemory {
+    pub(crate) weight_bytes: u64,
+    pub(crate) kv_bytes: u64,
+}
+
+/// What the device holds.
+#[derive(Debug, Clone)]
+pub(crate) struct DeviceSnapshot {
+    pub(crate) description: Description,
+    pub(crate) loaded: BTreeMap<ModelName, ModelMemory>,
+}
+
+/// Loads a model; progress is published as it comes.
+#[derive(Message)]
+#[rtype(result = "Result<Loaded, String>")]
+pub(crate) struct LoadModel {
+    pub(crate) model: ModelName,
+    pub(crate) settings: ModelSettings,
+    pub(crate) progress: Box<dyn FnMut(LoadProgress) + Send>,
+}
+
+/// Drops a model and all that belongs to it.
+#[derive(Message)]
+#[rtype(result = "Result<(), String>")]
+pub(crate) struct UnloadModel(pub(crate) ModelName);
+
+/// Computes one step. An error is the device's, and fatal.
+#[derive(Message)]
+#[rtype(result = "Result<StepDone, String>")]
+pub(crate) struct RunStep {
+    pub(crate) plan: StepPlan,
+    /// Samplers of the jobs that are in a step for the first time.
+    pub(crate) begins: Vec<(JobNumber, Box<dyn Generate>)>,
+    /// Jobs whose samplers may go.
+    pub(crate) forgets: Vec<JobNumber>,
+}
+
+/// What a step gave, and how long the device took.
+#[derive(Debug)]
+pub(crate) struct StepDone {
+    pub(crate) outcome: StepOutcome,
+    pub(crate) took: Duration,
+}
+
+/// Asks for a [`DeviceSnapshot`].
+#[derive(Message)]
+#[rtype(result = "DeviceSnapshot")]
+pub(crate) struct Snapshot;
+
+impl DeviceActor {
+    /// Starts the thread and the actor in front of it.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub(crate) fn spawn(
+        device: Box<dyn Device>,
+        clock: Clock,
+        pulses: Pulses,
+    ) -> std::io::Result<Addr<Self>> {
+        let description = device.describe();
+        let (commands, queue) = mpsc::channel(DEVICE_COMMANDS);
+        thread::spawn(device, queue, clock, pulses.clone())?;
+        Ok(Self::create(|ctx| {
+            ctx.set_mailbox_capacity(MAILBOX_MESSAGES);
+            let alive = pulses.guard(Organ::Device);
+            Self { commands, description, loaded: BTreeMap::new(), pulses, _alive: alive }
+        }))
+    }
+
+    /// Puts a command into the channel, or says at once why it cannot.
+    fn ask<T>(
+        &self,
+        make: impl FnOnce(oneshot::Sender<T>) -> Command,
+    ) -> Result<oneshot::Receiver<T>, String> {
+        let (reply, answer) = oneshot::channel();
+        match self.commands.try_send(make(reply)) {
+            Ok(()) => Ok(answer),
+            Err(mpsc::error::TrySendError::Full(_)) => {
+                Err(format!("the device has {DEVICE_COMMANDS} commands waiting; try again later"))
+            }
+            Err(mpsc::error::TrySendError::Closed(_)) => Err("the device thread has ended".to_owned()),
+        }
+    }
+}
+
+/// Waits for the thread's answer, outside of the actor.
+async fn answer<T>(asked: Result<oneshot::Receiver<T>, String>) -> Result<T, String> {
+    asked?.await.map_err(|_| "the device thread ended before it answered".to_owned())
+}
+
+impl Actor for DeviceActor {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        ctx.run_interval(TICK, |actor, _| {
+            actor.pulses.beat(Organ::Device);
+            // A full channel means that the thread is busy: its own beats will tell whether it moves.
+            let _ = actor.commands.try_send(Command::Ping);
+        });
+    }
+}
+
+impl Handler<LoadModel> for DeviceActor {
+    type Result = ResponseActFuture<Self, Result<Loaded, String>>;
+
+    fn handle(&mut self, message: LoadModel, _: &mut Self::Context) -> Self::Result {
+        let LoadModel { model, settings, progress } = message;
+        let name = model.clone();
+        let asked = self.ask(|reply| Command::Load { model, settings, progress, reply });
+        Box::pin(answer(asked).into_actor(self).map(move |result, actor, _| {
+            let loaded = result.and_then(|loaded| loaded)?;
+            let kv_bytes = u64::from(loaded.kv_blocks) * loaded.kv_block_bytes;
+            actor.loaded.insert(name, ModelMemory { weight_bytes: loaded.weight_bytes, kv_bytes });
+            Ok(loaded)
+        }))
+    }
+}
+
+impl Handler<UnloadModel> for DeviceActor {
+    type Result = ResponseActFuture<Self, Result<(), String>>;
+
+    fn handle(&mut self, UnloadModel(model): UnloadModel, _: &mut Self::Context) -> Self::Result {
+        let name = model.clone();
+        let asked = self.ask(|reply| Command::Unload { model, reply });
+        Box::pin(answer(asked).into_actor(self).map(move |result, actor, _| {
+            result.map(|()| {
+                actor.loaded.remove(&name);
+            })
+        }))
+    }
+}
+
+impl Handler<RunStep> for DeviceActor {
+    type Result = ResponseFuture<Result<StepDone, String>>;
+
+    fn handle(&mut self, message: RunStep, _: &mut Self::Context) -> Self::Result {
+        let RunStep { plan, begins, forgets } = message;
+        let asked = self.ask(|reply| Command::Step { plan, begins, forgets, reply });
+        Box::pin(async move { answer(asked).await? })
+    }
+}
+
+impl Handler<Snapshot> for DeviceActor {
+    type Result = MessageResult<Snapshot>;
+
+    fn handle(&mut self, _: Snapshot, _: &mut Self::Context) -> Self::Result {
+        MessageResult(DeviceSnapshot { description: self.description.clone(), loaded: self.loaded.clone() })
+    }
+}

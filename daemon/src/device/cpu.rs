@@ -1,0 +1,132 @@
+//! The CPU as a device: models loaded through the engine, stepped on the device's thread.
+
+use super::port::{Description, Device, Generate, LoadProgress, Loaded};
+use super::text::EngineText;
+use crate::config::{KvFormatName, ModelSettings};
+use crate::scheduler::plan::{JobNumber, ModelName, RowOutcome, StepOutcome, StepPlan};
+use std::collections::HashMap;
+use std::sync::Arc;
+use zllm_engine::{Isa, KV_BLOCK_TOKENS, KvFormat, LoadOptions, LoadedModel, StepRow, Want};
+use zllm_state::BLOCK_TOKENS;
+use zllm_wire::LoadStage;
+
+const _: () = assert!(KV_BLOCK_TOKENS == BLOCK_TOKENS, "the ledger counts the blocks that the engine writes");
+
+/// The device.
+#[derive(Default)]
+pub(crate) struct CpuDevice {
+    models: HashMap<ModelName, LoadedModel>,
+    generations: HashMap<JobNumber, (ModelName, Box<dyn Generate>)>,
+}
+
+impl CpuDevice {
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+}
+
+impl Device for CpuDevice {
+    fn describe(&self) -> Description {
+        let processor =
+            field_of("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned());
+        let memory_kib = field_of("/proc/meminfo", "MemTotal")
+            .and_then(|text| text.trim_end_matches("kB").trim().parse::<u64>().ok())
+            .unwrap_or(0);
+        Description {
+            name: "cpu".to_owned(),
+            description: format!("{processor}, {}", Isa::best().name()),
+            total_bytes: memory_kib << 10,
+        }
+    }
+
+    fn load(
+        &mut self,
+        model: &ModelName,
+        settings: &ModelSettings,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Loaded, String> {
+        assert!(!self.models.contains_key(model), "the scheduler loads a model once");
+        progress(LoadProgress::START);
+        let loaded = LoadedModel::load(&settings.path, &options(settings), &mut |at| {
+            let (done_bytes, total_bytes) = (at.done_bytes, at.total_bytes);
+            progress(LoadProgress { stage: LoadStage::Weights, done_bytes, total_bytes });
+        });
+        let loaded = loaded.map_err(|error| format!("{}: {error}", settings.path.display()))?;
+        let facts = Loaded {
+            text: Arc::new(EngineText::new(loaded.text())),
+            kv_blocks: loaded.kv_blocks(),
+            kv_block_bytes: loaded.kv_block_bytes(),
+            weight_bytes: loaded.weight_bytes(),
+        };
+        self.models.insert(model.clone(), loaded);
+        Ok(facts)
+    }
+
+    fn unload(&mut self, model: &ModelName) {
+        self.models.remove(model);
+        self.generations.retain(|_, (of, _)| of != model);
+    }
+
+    fn begin(&mut self, job: JobNumber, model: &ModelName, generation: Box<dyn Generate>) {
+        let before = self.generations.insert(job, (model.clone(), generation));
+        assert!(before.is_none(), "a job begins once");
+    }
+
+    fn forget(&mut self, job: JobNumber) {
+        self.generations.remove(&job);
+    }
+
+    fn step(&mut self, plan: &StepPlan) -> Result<StepOutcome, String> {
+        let model = self.models.get_mut(&plan.model).expect("steps are planned for loaded models");
+        let rows: Vec<StepRow<'_>> = plan
+            .rows
+            .iter()
+            .map(|row| StepRow {
+                tokens: &row.tokens,
+                position: row.position,
+                blocks: &row.blocks,
+                want: if row.samples { Want::Last } else { Want::Nothing },
+            })
+            .collect();
+        let mut logits = model.step(&rows).map_err(|error| error.to_string())?;
+        let mut wanted = 0;
+        let mut outcome = Vec::with_capacity(plan.rows.len());
+        for row in &plan.rows {
+            let accepted = row.samples.then(|| {
+                let (_, generation) = self.generations.get_mut(&row.job).expect("a row's job has begun");
+                wanted += 1;
+                generation.accept(logits.row_mut(wanted - 1))
+            });
+            if accepted.as_ref().is_some_and(|accepted| accepted.finish.is_some()) {
+                self.generations.remove(&row.job);
+            }
+            outcome.push(RowOutcome { job: row.job, accepted });
+        }
+        Ok(StepOutcome { rows: outcome })
+    }
+}
+
+fn options(settings: &ModelSettings) -> LoadOptions {
+    let defaults = &settings.defaults;
+    LoadOptions {
+        threads: defaults.threads,
+        isa: None,
+        kv_format: match defaults.kv_format {
+            KvFormatName::I16 => KvFormat::I16,
+            KvFormatName::F16 => KvFormat::F16,
+        },
+        kv_budget_bytes: defaults.kv_budget_bytes,
+        context_limit: defaults.context_tokens,
+        prefill_chunk_tokens: defaults.prefill_chunk_tokens,
+        max_batch_rows: defaults.batch_rows,
+    }
+}
+
+/// The first value of `name` in a file of `name: value` lines.
+fn field_of(file: &str, name: &str) -> Option<String> {
+    let text = std::fs::read_to_string(file).ok()?;
+    text.lines().find_map(|line| {
+        let (key, value) = line.split_once(':')?;
+        (key.trim() == name).then(|| value.trim().to_owned())
+    })
+}

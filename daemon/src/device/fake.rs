@@ -1,0 +1,159 @@
+//! A simulated device for tests: a model of bytes whose next token is a hash of all tokens that its KV blocks hold, so
+//! that a wrong block table, a lost token or a mixed-up row changes the text.
+
+use super::port::*;
+use crate::config::ModelSettings;
+use crate::scheduler::plan::{Accepted, JobNumber, ModelName, RowOutcome, StepOutcome, StepPlan};
+use std::collections::HashMap;
+use std::sync::Arc;
+use zllm_state::BLOCK_TOKENS;
+use zllm_wire::{FinishReason, GenerationParams, Prompt};
+
+/// Blocks of the simulated arena.
+pub(crate) const FAKE_BLOCKS: u32 = 32;
+/// Context of the simulated model.
+pub(crate) const FAKE_CONTEXT: usize = 1024;
+/// A model of this name does not load.
+pub(crate) const BROKEN_MODEL: &str = "broken";
+
+/// The device.
+#[derive(Default)]
+pub(crate) struct FakeDevice {
+    /// What each block of each model holds.
+    kv: HashMap<(ModelName, u32), [u32; BLOCK_TOKENS]>,
+    generations: HashMap<JobNumber, (ModelName, Box<dyn Generate>)>,
+    /// The step with a token of this value is a fault of the device.
+    poison: Option<u32>,
+    /// The step with a token of this value panics.
+    panics_at: Option<u32>,
+}
+
+impl FakeDevice {
+    /// A step with this byte in it is a fault of the device.
+    pub(crate) fn poisoned_by(byte: u8) -> Self {
+        Self { poison: Some(byte.into()), ..Self::default() }
+    }
+
+    /// A step with this byte in it panics.
+    pub(crate) fn panicking_at(byte: u8) -> Self {
+        Self { panics_at: Some(byte.into()), ..Self::default() }
+    }
+}
+
+impl Device for FakeDevice {
+    fn describe(&self) -> Description {
+        Description { name: "fake".into(), description: "a simulated device".into(), total_bytes: 1 << 30 }
+    }
+
+    fn load(
+        &mut self,
+        model: &ModelName,
+        _: &ModelSettings,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Loaded, String> {
+        progress(LoadProgress::START);
+        if &**model == BROKEN_MODEL {
+            return Err("this model is broken on purpose".into());
+        }
+        let text = Arc::new(FakeText(TextFacts {
+            architecture: "fake".into(),
+            context_tokens: FAKE_CONTEXT,
+            has_template: false,
+            fingerprint: [7; 32],
+        }));
+        Ok(Loaded { text, kv_blocks: FAKE_BLOCKS, kv_block_bytes: 1024, weight_bytes: 4096 })
+    }
+
+    fn unload(&mut self, model: &ModelName) {
+        self.kv.retain(|(of, _), _| of != model);
+        self.generations.retain(|_, (of, _)| of != model);
+    }
+
+    fn begin(&mut self, job: JobNumber, model: &ModelName, generation: Box<dyn Generate>) {
+        let before = self.generations.insert(job, (model.clone(), generation));
+        assert!(before.is_none(), "a job begins once");
+    }
+
+    fn forget(&mut self, job: JobNumber) {
+        assert!(self.generations.remove(&job).is_some(), "only a known job is forgotten");
+    }
+
+    fn step(&mut self, plan: &StepPlan) -> Result<StepOutcome, String> {
+        let mut rows = Vec::new();
+        for row in &plan.rows {
+            for (at, token) in (row.position..).zip(&row.tokens) {
+                if Some(*token) == self.poison {
+                    return Err(format!("token {token} is poison"));
+                }
+                assert_ne!(Some(*token), self.panics_at, "a panic on purpose");
+                let block = (plan.model.clone(), row.blocks[at / BLOCK_TOKENS]);
+                self.kv.entry(block).or_insert([u32::MAX; BLOCK_TOKENS])[at % BLOCK_TOKENS] = *token;
+            }
+            let seen = (0..row.position + row.tokens.len())
+                .map(|at| self.kv[&(plan.model.clone(), row.blocks[at / BLOCK_TOKENS])][at % BLOCK_TOKENS]);
+            let mut logits = [next_letter(seen)];
+            let accepted = row.samples.then(|| {
+                let (_, generation) = self.generations.get_mut(&row.job).expect("a row's job has begun");
+                generation.accept(&mut logits)
+            });
+            if accepted.as_ref().is_some_and(|accepted| accepted.finish.is_some()) {
+                self.generations.remove(&row.job);
+            }
+            rows.push(RowOutcome { job: row.job, accepted });
+        }
+        Ok(StepOutcome { rows })
+    }
+}
+
+/// A letter from the hash of all tokens.
+fn next_letter(tokens: impl Iterator<Item = u32>) -> f32 {
+    let hash = tokens.fold(0x811c_9dc5u32, |hash, token| (hash ^ token).wrapping_mul(0x0100_0193));
+    (b'a' as u32 + (hash >> 8) % 26) as f32
+}
+
+/// What the fake answers to `prompt`, alone.
+pub(crate) fn expected_text(prompt: &str, tokens: usize) -> String {
+    let mut all: Vec<u32> = prompt.bytes().map(u32::from).collect();
+    let start = all.len();
+    for _ in 0..tokens {
+        all.push(next_letter(all.iter().copied()) as u32);
+    }
+    all[start..].iter().map(|&token| token as u8 as char).collect()
+}
+
+struct FakeText(TextFacts);
+
+impl TextModel for FakeText {
+    fn facts(&self) -> &TextFacts {
+        &self.0
+    }
+
+    fn encode(&self, prompt: &Prompt) -> Result<Vec<u32>, String> {
+        match prompt {
+            Prompt::Text { text, .. } => self.tokenize(text, false, false),
+            Prompt::Tokens(tokens) => Ok(tokens.0.clone()),
+            Prompt::Chat { .. } => Err("the fake has no template".into()),
+        }
+    }
+
+    fn tokenize(&self, text: &str, _: bool, _: bool) -> Result<Vec<u32>, String> {
+        Ok(text.bytes().map(u32::from).collect())
+    }
+
+    fn generation(&self, _: &[u32], params: &GenerationParams) -> Result<Box<dyn Generate>, String> {
+        Ok(Box::new(FakeGeneration { left: params.max_tokens.expect("the daemon resolves the limit") }))
+    }
+}
+
+struct FakeGeneration {
+    left: u32,
+}
+
+impl Generate for FakeGeneration {
+    fn accept(&mut self, logits: &mut [f32]) -> Accepted {
+        self.left -= 1;
+        let token = logits[0] as u32;
+        let finish = (self.left == 0).then_some(FinishReason::Length);
+        Accepted { token, text: (token as u8 as char).to_string(), finish }
+    }
+}

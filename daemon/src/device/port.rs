@@ -1,0 +1,107 @@
+//! What the daemon asks of a device and of a model's text side. `cpu` answers with the engine, `fake` (in tests) with
+//! a simulation; nothing else in the daemon knows which.
+
+use crate::config::ModelSettings;
+use crate::scheduler::plan::{Accepted, JobNumber, ModelName, StepOutcome, StepPlan};
+use std::sync::Arc;
+use zllm_wire::{GenerationParams, LoadStage, Prompt};
+
+/// A device, owned by one thread.
+pub(crate) trait Device: Send {
+    /// What it is.
+    fn describe(&self) -> Description;
+
+    /// Brings a model in.
+    ///
+    /// # Errors
+    /// Why it cannot be loaded; the device is as it was.
+    fn load(
+        &mut self,
+        model: &ModelName,
+        settings: &ModelSettings,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Loaded, String>;
+
+    /// Drops a model and the sequences on it.
+    fn unload(&mut self, model: &ModelName);
+
+    /// Keeps the sampler of a sequence until it finishes or is forgotten.
+    fn begin(&mut self, job: JobNumber, model: &ModelName, generation: Box<dyn Generate>);
+
+    /// Drops a sequence's sampler.
+    fn forget(&mut self, job: JobNumber);
+
+    /// Computes one batch and samples where asked for. A sequence that finishes is forgotten.
+    ///
+    /// # Errors
+    /// A fault of the device: nothing on it can be believed any more.
+    fn step(&mut self, plan: &StepPlan) -> Result<StepOutcome, String>;
+}
+
+/// The text side of a model: shared, and usable from any thread.
+pub(crate) trait TextModel: Send + Sync {
+    fn facts(&self) -> &TextFacts;
+
+    /// The tokens of a prompt.
+    ///
+    /// # Errors
+    /// What is wrong with the prompt.
+    fn encode(&self, prompt: &Prompt) -> Result<Vec<u32>, String>;
+
+    /// The tokens of a text; `add_bos` as the model wants it.
+    ///
+    /// # Errors
+    /// When the model has no tokenizer.
+    fn tokenize(&self, text: &str, parse_special: bool, add_bos: bool) -> Result<Vec<u32>, String>;
+
+    /// A sampler for a sequence that begins with `prompt`.
+    ///
+    /// # Errors
+    /// What is wrong with the parameters.
+    fn generation(&self, prompt: &[u32], params: &GenerationParams) -> Result<Box<dyn Generate>, String>;
+}
+
+/// One sequence's sampler, detokenizer and stop strings.
+pub(crate) trait Generate: Send {
+    /// Samples the next token from the logits after the last one.
+    fn accept(&mut self, logits: &mut [f32]) -> Accepted;
+}
+
+/// What a model says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TextFacts {
+    pub(crate) architecture: String,
+    pub(crate) context_tokens: usize,
+    pub(crate) has_template: bool,
+    pub(crate) fingerprint: [u8; 32],
+}
+
+/// A device in words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Description {
+    pub(crate) name: String,
+    pub(crate) description: String,
+    pub(crate) total_bytes: u64,
+}
+
+/// A model that can be used.
+#[derive(Clone)]
+pub(crate) struct Loaded {
+    pub(crate) text: Arc<dyn TextModel>,
+    pub(crate) kv_blocks: u32,
+    pub(crate) kv_block_bytes: u64,
+    pub(crate) weight_bytes: u64,
+}
+
+/// How far a load is, in bytes of its stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LoadProgress {
+    pub(crate) stage: LoadStage,
+    pub(crate) done_bytes: u64,
+    pub(crate) total_bytes: u64,
+}
+
+impl LoadProgress {
+    /// Before anything was done.
+    pub(crate) const START: Self = Self { stage: LoadStage::Open, done_bytes: 0, total_bytes: 0 };
+}

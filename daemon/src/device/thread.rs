@@ -1,0 +1,116 @@
+//! The device's thread: takes commands in order, one at a time, and beats after each.
+
+use super::StepDone;
+use super::port::{Device, Generate, LoadProgress, Loaded};
+use crate::clock::Clock;
+use crate::config::ModelSettings;
+use crate::pulse::{Organ, Pulses};
+use crate::scheduler::plan::{JobNumber, ModelName, StepPlan};
+use tokio::sync::{mpsc, oneshot};
+
+/// What the thread is asked. A reply that nobody waits for is dropped.
+pub(super) enum Command {
+    Load {
+        model: ModelName,
+        settings: ModelSettings,
+        progress: Box<dyn FnMut(LoadProgress) + Send>,
+        reply: oneshot::Sender<Result<Loaded, String>>,
+    },
+    Unload {
+        model: ModelName,
+        reply: oneshot::Sender<()>,
+    },
+    Step {
+        plan: StepPlan,
+        begins: Vec<(JobNumber, Box<dyn Generate>)>,
+        forgets: Vec<JobNumber>,
+        reply: oneshot::Sender<Result<StepDone, String>>,
+    },
+    /// Nothing but a beat.
+    Ping,
+}
+
+/// Starts the thread. It ends when the actor's end of the channel is dropped.
+///
+/// # Errors
+/// When the system gives no thread.
+pub(super) fn spawn(
+    mut device: Box<dyn Device>,
+    mut queue: mpsc::Receiver<Command>,
+    clock: Clock,
+    pulses: Pulses,
+) -> std::io::Result<()> {
+    std::thread::Builder::new().name("device".into()).spawn(move || {
+        let _alive = pulses.guard(Organ::DeviceThread);
+        let mut stall = Stall::from_env();
+        while let Some(command) = queue.blocking_recv() {
+            stall.before(&command);
+            carry_out(device.as_mut(), command, &clock, &pulses);
+            pulses.beat(Organ::DeviceThread);
+        }
+    })?;
+    Ok(())
+}
+
+fn carry_out(device: &mut dyn Device, command: Command, clock: &Clock, pulses: &Pulses) {
+    match command {
+        Command::Load { model, settings, mut progress, reply } => {
+            let loaded = device.load(&model, &settings, &mut |at| {
+                pulses.beat(Organ::DeviceThread);
+                progress(at);
+            });
+            let _ = reply.send(loaded);
+        }
+        Command::Unload { model, reply } => {
+            device.unload(&model);
+            let _ = reply.send(());
+        }
+        Command::Step { plan, begins, forgets, reply } => {
+            let started = clock.now();
+            for job in forgets {
+                device.forget(job);
+            }
+            for (job, generation) in begins {
+                device.begin(job, &plan.model, generation);
+            }
+            let outcome = device.step(&plan);
+            let took = clock.now() - started;
+            let _ = reply.send(outcome.map(|outcome| StepDone { outcome, took }));
+        }
+        Command::Ping => {}
+    }
+}
+
+/// In debug builds `ZLLM_DEBUG_STALL_AFTER_STEPS=N` makes the thread hang before step N + 1, so that a test can see
+/// the watchdog starve.
+struct Stall {
+    #[cfg(debug_assertions)]
+    steps_left: Option<u64>,
+}
+
+#[cfg(debug_assertions)]
+impl Stall {
+    fn from_env() -> Self {
+        let steps = std::env::var("ZLLM_DEBUG_STALL_AFTER_STEPS").ok();
+        Self { steps_left: steps.and_then(|steps| steps.parse().ok()) }
+    }
+
+    fn before(&mut self, command: &Command) {
+        let (Command::Step { .. }, Some(left)) = (command, &mut self.steps_left) else { return };
+        match left.checked_sub(1) {
+            Some(less) => *left = less,
+            None => loop {
+                std::thread::park();
+            },
+        }
+    }
+}
+
+#[cfg(not(debug_assertions))]
+impl Stall {
+    fn from_env() -> Self {
+        Self {}
+    }
+
+    fn before(&mut self, _: &Command) {}
+}

@@ -1,0 +1,62 @@
+//! Every bound of the daemon, by name. What a user may want to change is in the configuration, with these as defaults.
+
+use std::time::Duration;
+
+/// Jobs that may wait; one more is refused with a time to come back.
+pub(crate) const DEFAULT_QUEUED_JOBS: usize = 256;
+/// Prompt tokens of all waiting jobs together.
+pub(crate) const DEFAULT_QUEUED_PROMPT_TOKENS: usize = 4 << 20;
+/// Request bytes (prompt and parameters) of all waiting jobs together.
+pub(crate) const DEFAULT_QUEUED_BYTES: usize = 64 << 20;
+/// Sequences that are computed side by side.
+pub(crate) const DEFAULT_RUNNING_JOBS: usize = 8;
+/// Prompt tokens computed between two decode steps: bounds what one prompt adds to the others' token intervals.
+pub(crate) const DEFAULT_PREFILL_CHUNK_TOKENS: usize = 256;
+/// Tokens generated for a request that names no limit. They are reserved at admission, so "as many as fit" would
+/// let one request keep all others out.
+pub(crate) const DEFAULT_MAX_TOKENS: usize = 1024;
+/// KV memory of a model that names no budget.
+pub(crate) const DEFAULT_KV_BUDGET_BYTES: u64 = 512 << 20;
+/// How long running jobs may go on after SIGTERM.
+pub(crate) const DEFAULT_DRAIN_SECONDS: u64 = 30;
+
+/// Requests that are loading their model or tokenizing at one time, before they reach the queue.
+pub(crate) const MAX_ARRIVING: usize = 64;
+/// Tokenizing jobs on the blocking pool at one time; the rest wait their turn among [`MAX_ARRIVING`].
+pub(crate) const MAX_ENCODING: usize = 2;
+/// Models that may be loaded at one time.
+pub(crate) const MAX_LOADED_MODELS: usize = 16;
+/// Ended jobs that are remembered for `list`, `show` and `attach`.
+pub(crate) const MAX_ENDED_JOBS: usize = 1024;
+/// Bytes of event logs that ended jobs may keep together; the oldest are forgotten first.
+pub(crate) const MAX_ENDED_LOG_BYTES: usize = 64 << 20;
+/// Sessions that are remembered.
+pub(crate) const MAX_SESSIONS: usize = 4096;
+/// Events a reader takes from a log at once.
+pub(crate) const READ_BATCH_EVENTS: usize = 64;
+/// Longest label of a job, in bytes.
+pub(crate) const MAX_LABEL_BYTES: usize = 256;
+/// Longest name of a client in its hello, in bytes, as it is logged.
+pub(crate) const MAX_CLIENT_NAME_BYTES: usize = 128;
+
+/// Connections open at one time.
+pub(crate) const DEFAULT_CONNECTIONS: usize = 256;
+/// Frames waiting to be written to one connection; whoever adds to a full queue waits.
+pub(crate) const OUTBOX_FRAMES: usize = 32;
+/// How long a new connection may take to say hello.
+pub(crate) const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a connection that is being closed may take to read what was written for it.
+pub(crate) const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Mailbox of each actor.
+pub(crate) const MAILBOX_MESSAGES: usize = 256;
+/// Commands that wait for the device thread: one step, one forget, a ping, and loads.
+pub(crate) const DEVICE_COMMANDS: usize = 64;
+/// How often each actor, and the device thread through a ping, shows that it makes progress.
+pub(crate) const TICK: Duration = Duration::from_millis(200);
+
+/// Longest path of a Unix socket: `sun_path` has 108 bytes with the closing NUL.
+pub(crate) const MAX_SOCKET_PATH_BYTES: usize = 107;
+/// Shortest and longest time that a refused client is told to wait.
+pub(crate) const RETRY_AFTER: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(100)..=Duration::from_secs(60);

@@ -1,0 +1,277 @@
+//! What Prometheus scrapes. Counters and histograms are written where things happen; gauges are set from the actors'
+//! snapshots at each scrape.
+//!
+//! Invariant: label sets are fixed and small. No model, job, session or client is ever a label.
+
+pub(crate) mod http;
+
+use crate::device::DeviceSnapshot;
+use crate::kv_store::KvSnapshot;
+use crate::scheduler::core::{Load, Measure};
+use crate::scheduler::plan::StepPlan;
+use prometheus::{
+    Encoder, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry, TextEncoder, exponential_buckets,
+};
+use std::time::Duration;
+use zllm_wire::FinishReason;
+
+/// How a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Done,
+    Failed,
+    Cancelled,
+    Refused,
+}
+
+impl Outcome {
+    const ALL: [Self; 4] = [Self::Done, Self::Failed, Self::Cancelled, Self::Refused];
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+impl From<FinishReason> for Outcome {
+    fn from(reason: FinishReason) -> Self {
+        match reason {
+            FinishReason::Stop | FinishReason::Length => Self::Done,
+            FinishReason::Cancelled => Self::Cancelled,
+        }
+    }
+}
+
+const TOKEN_SOURCES: [&str; 3] = ["computed", "cached", "generated"];
+const BLOCK_STATES: [&str; 3] = ["used", "cached", "free"];
+const DEVICE_TIER: &str = "device";
+
+/// All metrics of the process.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    registry: Registry,
+    requests: IntCounterVec,
+    tokens: IntCounterVec,
+    jobs: IntGaugeVec,
+    queue_wait: Histogram,
+    first_token: Histogram,
+    inter_token: Histogram,
+    step: HistogramVec,
+    kv_blocks: IntGaugeVec,
+    kv_bytes: IntGaugeVec,
+    device_memory: IntGaugeVec,
+    models_loaded: IntGauge,
+    sessions: IntGauge,
+    connections: IntGauge,
+}
+
+/// Totals since the start, for `status`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Totals {
+    pub(crate) done: u64,
+    pub(crate) failed: u64,
+    pub(crate) cancelled: u64,
+    pub(crate) refused: u64,
+    pub(crate) prompt_tokens: u64,
+    pub(crate) cached_tokens: u64,
+    pub(crate) generated_tokens: u64,
+}
+
+impl Metrics {
+    /// Registers everything. Each label value exists from the start, so that a rate over it never misses its first event.
+    pub(crate) fn new(started_unix_seconds: u64) -> Self {
+        let registry = Registry::new();
+        let metrics = Self {
+            requests: counters(&registry, "zllm_requests_total", "Requests by outcome.", "outcome"),
+            tokens: counters(
+                &registry,
+                "zllm_tokens_total",
+                "Tokens by source: prompt tokens computed, prompt tokens found in the KV cache, tokens generated.",
+                "source",
+            ),
+            jobs: gauges(
+                &registry,
+                "zllm_jobs",
+                "Jobs that wait (queued) or are computed (running).",
+                &["state"],
+            ),
+            queue_wait: histogram(
+                &registry,
+                "zllm_queue_wait_seconds",
+                "From a request's arrival to the start of its prefill.",
+                0.001,
+            ),
+            first_token: histogram(
+                &registry,
+                "zllm_first_token_seconds",
+                "From a request's arrival to its first token.",
+                0.005,
+            ),
+            inter_token: histogram(
+                &registry,
+                "zllm_inter_token_seconds",
+                "From one token of a request to its next.",
+                0.0005,
+            ),
+            step: step_histogram(&registry),
+            kv_blocks: gauges(
+                &registry,
+                "zllm_kv_blocks",
+                "KV blocks by tier and state.",
+                &["tier", "state"],
+            ),
+            kv_bytes: gauges(
+                &registry,
+                "zllm_kv_bytes",
+                "Bytes of KV blocks by tier and state.",
+                &["tier", "state"],
+            ),
+            device_memory: gauges(
+                &registry,
+                "zllm_device_memory_bytes",
+                "Memory on the devices by use.",
+                &["use"],
+            ),
+            models_loaded: gauge(&registry, "zllm_models_loaded", "Models that can answer now."),
+            sessions: gauge(&registry, "zllm_sessions", "Sessions that are remembered."),
+            connections: gauge(&registry, "zllm_connections", "Open connections of the socket protocol."),
+            registry,
+        };
+        for outcome in Outcome::ALL {
+            metrics.requests.with_label_values(&[outcome.label()]);
+        }
+        for source in TOKEN_SOURCES {
+            metrics.tokens.with_label_values(&[source]);
+        }
+        metrics.register_constants(started_unix_seconds);
+        metrics
+    }
+
+    fn register_constants(&self, started_unix_seconds: u64) {
+        let options = Opts::new("zllm_build_info", "The running build; always 1.")
+            .const_label("version", env!("CARGO_PKG_VERSION"))
+            .const_label("arch", std::env::consts::ARCH);
+        let build = Gauge::with_opts(options).expect("a valid name");
+        build.set(1.0);
+        let start = Gauge::new("zllm_start_time_seconds", "When the daemon started, in Unix time.");
+        let start = start.expect("a valid name");
+        start.set(started_unix_seconds as f64);
+        register(&self.registry, build);
+        register(&self.registry, start);
+    }
+
+    pub(crate) fn request(&self, outcome: Outcome) {
+        self.requests.with_label_values(&[outcome.label()]).inc();
+    }
+
+    pub(crate) fn measure(&self, measure: Measure) {
+        let tokens = |source, count: usize| self.tokens.with_label_values(&[source]).inc_by(count as u64);
+        match measure {
+            Measure::QueueWait(time) => self.queue_wait.observe(time.as_secs_f64()),
+            Measure::FirstToken(time) => self.first_token.observe(time.as_secs_f64()),
+            Measure::InterToken(time) => self.inter_token.observe(time.as_secs_f64()),
+            Measure::Prefilled(count) => tokens("computed", count),
+            Measure::FromCache(count) => tokens("cached", count),
+            Measure::Generated => tokens("generated", 1),
+        }
+    }
+
+    pub(crate) fn step(&self, plan: &StepPlan, took: Duration) {
+        let kind = if plan.prefill_tokens() > 0 { "prefill" } else { "decode" };
+        self.step.with_label_values(&[kind]).observe(took.as_secs_f64());
+    }
+
+    pub(crate) fn connections(&self) -> &IntGauge {
+        &self.connections
+    }
+
+    pub(crate) fn totals(&self) -> Totals {
+        let requests = |outcome: Outcome| self.requests.with_label_values(&[outcome.label()]).get();
+        let tokens = |source| self.tokens.with_label_values(&[source]).get();
+        Totals {
+            done: requests(Outcome::Done),
+            failed: requests(Outcome::Failed),
+            cancelled: requests(Outcome::Cancelled),
+            refused: requests(Outcome::Refused),
+            prompt_tokens: tokens("computed"),
+            cached_tokens: tokens("cached"),
+            generated_tokens: tokens("generated"),
+        }
+    }
+
+    /// The whole page, with the gauges as the snapshots say.
+    pub(crate) fn page(&self, load: Load, kv: &KvSnapshot, device: &DeviceSnapshot) -> String {
+        self.jobs.with_label_values(&["queued"]).set(load.queued_jobs as i64);
+        self.jobs.with_label_values(&["running"]).set(load.running_jobs as i64);
+        for state in BLOCK_STATES {
+            let blocks = |figures: &zllm_state::BlockFigures| match state {
+                "used" => figures.used_blocks,
+                "cached" => figures.cached_blocks,
+                _ => figures.free_blocks,
+            };
+            let count: u64 = kv.models.values().map(|figures| u64::from(blocks(figures))).sum();
+            let bytes: u64 = kv.models.values().map(|f| u64::from(blocks(f)) * f.block_bytes).sum();
+            self.kv_blocks.with_label_values(&[DEVICE_TIER, state]).set(count as i64);
+            self.kv_bytes.with_label_values(&[DEVICE_TIER, state]).set(bytes as i64);
+        }
+        let weights: u64 = device.loaded.values().map(|model| model.weight_bytes).sum();
+        let kv_bytes: u64 = device.loaded.values().map(|model| model.kv_bytes).sum();
+        self.device_memory.with_label_values(&["weights"]).set(weights as i64);
+        self.device_memory.with_label_values(&["kv"]).set(kv_bytes as i64);
+        self.models_loaded.set(device.loaded.len() as i64);
+        self.sessions.set(kv.sessions as i64);
+        let mut page = Vec::new();
+        TextEncoder::new().encode(&self.registry.gather(), &mut page).expect("a Vec takes every byte");
+        String::from_utf8(page).expect("the encoder writes text")
+    }
+}
+
+fn register(registry: &Registry, collector: impl prometheus::core::Collector + 'static) {
+    registry.register(Box::new(collector)).expect("each name is registered once");
+}
+
+fn counters(registry: &Registry, name: &str, help: &str, label: &str) -> IntCounterVec {
+    let counters = IntCounterVec::new(Opts::new(name, help), &[label]).expect("a valid name");
+    register(registry, counters.clone());
+    counters
+}
+
+fn gauges(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
+    let gauges = IntGaugeVec::new(Opts::new(name, help), labels).expect("a valid name");
+    register(registry, gauges.clone());
+    gauges
+}
+
+fn gauge(registry: &Registry, name: &str, help: &str) -> IntGauge {
+    let gauge = IntGauge::new(name, help).expect("a valid name");
+    register(registry, gauge.clone());
+    gauge
+}
+
+/// Sixteen buckets that double from `first_seconds` on.
+fn buckets(first_seconds: f64) -> Vec<f64> {
+    exponential_buckets(first_seconds, 2.0, 16).expect("valid buckets")
+}
+
+fn histogram(registry: &Registry, name: &str, help: &str, first_seconds: f64) -> Histogram {
+    let options = HistogramOpts::new(name, help).buckets(buckets(first_seconds));
+    let histogram = Histogram::with_opts(options).expect("a valid name");
+    register(registry, histogram.clone());
+    histogram
+}
+
+fn step_histogram(registry: &Registry) -> HistogramVec {
+    let help = "Time of one step on the device, by whether a prefill chunk was in it.";
+    let options = HistogramOpts::new("zllm_step_seconds", help).buckets(buckets(0.0005));
+    let step = HistogramVec::new(options, &["kind"]).expect("a valid name");
+    for kind in ["decode", "prefill"] {
+        step.with_label_values(&[kind]);
+    }
+    register(registry, step.clone());
+    step
+}

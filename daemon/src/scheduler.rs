@@ -1,0 +1,250 @@
+//! The scheduler actor: carries messages to the pure core and carries the core's actions out. It is the only writer of
+//! jobs and their logs.
+//!
+//! Invariant: operations reach the KV store in the order the core gave them, one batch at a time. One step is on the
+//! device at a time. A fault of the device, or of a fellow actor, ends the process.
+
+pub(crate) mod core;
+pub(crate) mod jobs;
+pub(crate) mod log;
+mod messages;
+pub(crate) mod models;
+pub(crate) mod plan;
+
+pub(crate) use messages::{
+    CancelJob, ConnectionGone, DetailOf, Drain, JobsOf, ModelStates, ReadLog, SchedulerSnapshot, Snapshot,
+    SubmitJob, Unload, WantModel,
+};
+
+use crate::clock::Clock;
+use crate::config::ModelSettings;
+use crate::device::port::Generate;
+use crate::device::{DeviceActor, LoadModel, RunStep, UnloadModel};
+use crate::kv_store::{AddModel, Apply, KvOp, KvStoreActor, RemoveModel, SessionUse};
+use crate::limits::{MAILBOX_MESSAGES, TICK};
+use crate::metrics::{Metrics, Outcome};
+use crate::pulse::{AliveGuard, Organ, Pulses};
+use actix::prelude::*;
+use core::{Action, Core, CoreLimits, Input, Refusal};
+use jobs::JobTable;
+use models::{LoadState, ModelTable};
+use plan::{JobNumber, ModelName, StepPlan};
+use std::collections::HashMap;
+use std::sync::Arc;
+use tokio::sync::{oneshot, watch};
+use zllm_wire::Event;
+
+/// The actor.
+pub(crate) struct SchedulerActor {
+    core: Core,
+    jobs: JobTable,
+    models: ModelTable,
+    /// Samplers of jobs that have not been in a step yet.
+    samplers: HashMap<JobNumber, Box<dyn Generate>>,
+    /// Jobs that the device may forget; told with the next step.
+    forgets: HashMap<ModelName, Vec<JobNumber>>,
+    kv_ops: Vec<KvOp>,
+    kv_busy: bool,
+    next_job: u64,
+    /// Whoever waits for the last job's end.
+    drained: Vec<oneshot::Sender<()>>,
+    refusal: Option<Refusal>,
+    fellows: Fellows,
+    _alive: AliveGuard,
+}
+
+/// Whom the scheduler works with.
+#[derive(Clone)]
+pub(crate) struct Fellows {
+    pub(crate) kv: Addr<KvStoreActor>,
+    pub(crate) device: Addr<DeviceActor>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) clock: Clock,
+    pub(crate) pulses: Pulses,
+}
+
+impl SchedulerActor {
+    pub(crate) fn spawn(limits: CoreLimits, fellows: Fellows) -> Addr<Self> {
+        Self::create(|ctx| {
+            ctx.set_mailbox_capacity(MAILBOX_MESSAGES);
+            Self {
+                core: Core::new(limits),
+                jobs: JobTable::default(),
+                models: ModelTable::default(),
+                samplers: HashMap::new(),
+                forgets: HashMap::new(),
+                kv_ops: Vec::new(),
+                kv_busy: false,
+                next_job: 0,
+                drained: Vec::new(),
+                refusal: None,
+                _alive: fellows.pulses.guard(Organ::Scheduler),
+                fellows,
+            }
+        })
+    }
+
+    /// Takes one input in and carries out what follows from it.
+    fn input(&mut self, input: Input, ctx: &mut Context<Self>) {
+        let now = self.fellows.clock.now();
+        for action in self.core.step(input, now) {
+            self.carry_out(action, ctx);
+        }
+        self.flush_kv(ctx);
+        self.unload_closed(ctx);
+        if self.core.is_draining() && self.core.is_idle() {
+            for heard in self.drained.drain(..) {
+                let _ = heard.send(());
+            }
+        }
+    }
+
+    fn carry_out(&mut self, action: Action, ctx: &mut Context<Self>) {
+        match action {
+            Action::Refused { job, refusal } => {
+                self.jobs.remove(job);
+                self.samplers.remove(&job);
+                self.fellows.metrics.request(Outcome::Refused);
+                self.refusal = Some(refusal);
+            }
+            Action::Lease { job, model, prompt, capacity_tokens } => {
+                self.kv_ops.push(KvOp::Lease { job, model, prompt, capacity_tokens });
+            }
+            Action::Commit { model, lease, tokens } => {
+                self.kv_ops.push(KvOp::Commit { model, lease, tokens })
+            }
+            Action::Release { job, model, lease, tokens, cached_tokens } => {
+                let session = self.jobs.get(job).and_then(|record| record.session.as_ref());
+                let session = session.map(|id| SessionUse {
+                    id: zllm_state::SessionId(id.to_string()),
+                    tokens,
+                    hit_tokens: cached_tokens as u64,
+                    now_ms: self.fellows.clock.unix_ms(),
+                });
+                self.kv_ops.push(KvOp::Release { model, lease, session });
+            }
+            Action::Step(plan) => self.run_step(plan, ctx),
+            Action::Forget { job, model } => self.forgets.entry(model).or_default().push(job),
+            Action::Event { job, event } => self.event(job, event),
+            Action::Measure(measure) => self.fellows.metrics.measure(measure),
+            Action::Token { job } => self.jobs.token(job, self.fellows.clock.now()),
+        }
+    }
+
+    fn event(&mut self, job: JobNumber, event: Event) {
+        match &event {
+            Event::Finished { reason, .. } => self.fellows.metrics.request((*reason).into()),
+            Event::Failed { .. } => self.fellows.metrics.request(Outcome::Failed),
+            Event::Queued { .. } | Event::Started { .. } | Event::Text { .. } => {}
+        }
+        if log::is_terminal(&event) {
+            self.samplers.remove(&job);
+        }
+        self.jobs.event(job, event, self.fellows.clock.now());
+    }
+
+    fn run_step(&mut self, plan: StepPlan, ctx: &mut Context<Self>) {
+        let begins =
+            plan.rows.iter().filter_map(|row| Some((row.job, self.samplers.remove(&row.job)?))).collect();
+        let forgets = self.forgets.remove(&plan.model).unwrap_or_default();
+        let answer = self.fellows.device.send(RunStep { plan: plan.clone(), begins, forgets });
+        ctx.spawn(answer.into_actor(self).map(move |answer, actor, ctx| match answer {
+            Ok(Ok(done)) => {
+                actor.fellows.metrics.step(&plan, done.took);
+                actor.input(Input::StepDone(done.outcome), ctx);
+            }
+            Ok(Err(message)) => panic!("the device failed: {message}"),
+            Err(error) => panic!("the device actor is gone: {error}"),
+        }));
+    }
+
+    /// Sends what has gathered, unless a batch is out; its answer sends the next.
+    fn flush_kv(&mut self, ctx: &mut Context<Self>) {
+        if self.kv_busy || self.kv_ops.is_empty() {
+            return;
+        }
+        self.kv_busy = true;
+        let answer = self.fellows.kv.send(Apply(std::mem::take(&mut self.kv_ops)));
+        ctx.spawn(answer.into_actor(self).map(|answer, actor, ctx| {
+            let leases = answer.unwrap_or_else(|error| panic!("the kv store actor is gone: {error}"));
+            actor.kv_busy = false;
+            for (job, result) in leases {
+                actor.input(Input::Leased { job, result }, ctx);
+            }
+            actor.flush_kv(ctx);
+            actor.unload_closed(ctx);
+        }));
+    }
+
+    /// Brings a model in: first the device, then an empty ledger, then the core.
+    fn start_load(
+        &mut self,
+        model: ModelName,
+        settings: ModelSettings,
+        state: watch::Sender<LoadState>,
+        ctx: &mut Context<Self>,
+    ) {
+        tracing::info!(model = %model, path = %settings.path.display(), "loading");
+        let progress = Box::new(move |at| {
+            state.send_replace(LoadState::Loading(at));
+        });
+        let (device, kv, name) = (self.fellows.device.clone(), self.fellows.kv.clone(), model.clone());
+        let loading = async move {
+            let loaded = device.send(LoadModel { model: name.clone(), settings, progress }).await;
+            let loaded = loaded.unwrap_or_else(|error| panic!("the device actor is gone: {error}"))?;
+            let fingerprint = loaded.text.facts().fingerprint;
+            let (blocks, block_bytes) = (loaded.kv_blocks, loaded.kv_block_bytes);
+            kv.send(AddModel { model: name, fingerprint, blocks, block_bytes })
+                .await
+                .unwrap_or_else(|error| panic!("the kv store actor is gone: {error}"));
+            Ok(loaded)
+        };
+        ctx.spawn(loading.into_actor(self).map(move |result: Result<_, String>, actor, ctx| {
+            match &result {
+                Ok(loaded) => {
+                    tracing::info!(model = %model, weight_bytes = loaded.weight_bytes, "loaded");
+                    let total_blocks = loaded.kv_blocks;
+                    actor.input(Input::ModelUp { model: model.clone(), total_blocks }, ctx);
+                }
+                Err(message) => tracing::warn!(model = %model, message, "does not load"),
+            }
+            actor.models.loaded(&model, result);
+        }));
+    }
+
+    /// Unloads closing models whose jobs have ended and whose leases are back.
+    fn unload_closed(&mut self, ctx: &mut Context<Self>) {
+        if self.kv_busy || !self.kv_ops.is_empty() {
+            return;
+        }
+        let core = &self.core;
+        for model in self.models.take_unloadable(|model| core.has_jobs(model)) {
+            self.forgets.remove(&model);
+            self.core.step(Input::ModelDown { model: model.clone() }, self.fellows.clock.now());
+            let (device, kv, name) = (self.fellows.device.clone(), self.fellows.kv.clone(), model.clone());
+            let unloading = async move {
+                let gone = device.send(UnloadModel(name.clone())).await;
+                gone.unwrap_or_else(|error| panic!("the device actor is gone: {error}"))
+                    .unwrap_or_else(|error| panic!("model {name} cannot be unloaded: {error}"));
+                kv.send(RemoveModel(name))
+                    .await
+                    .unwrap_or_else(|error| panic!("the kv store actor is gone: {error}"));
+            };
+            ctx.spawn(unloading.into_actor(self).map(move |(), actor, _| {
+                tracing::info!(model = %model, "unloaded");
+                actor.models.unloaded(&model);
+            }));
+        }
+    }
+}
+
+impl Actor for SchedulerActor {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        ctx.run_interval(TICK, |actor, ctx| {
+            actor.fellows.pulses.beat(Organ::Scheduler);
+            actor.input(Input::Tick, ctx);
+        });
+    }
+}

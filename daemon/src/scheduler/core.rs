@@ -1,0 +1,426 @@
+//! The scheduler's decisions, without a clock, an actor or a device: `step(input, now) -> actions`.
+//!
+//! Invariants ([`Core::check`] verifies them, the simulation calls it after every input):
+//!
+//! * Jobs start in the order they came, for each model. A job that must wait for KV memory of its model holds back later
+//!   jobs of that model, never those of another.
+//! * Admission takes KV blocks for the whole request, so a running job never waits for memory. The lease is given
+//!   back on every path.
+//! * A step has a decode row for every running sequence of its model that is past its prompt, and at most one prefill chunk.
+//! * Each job gets exactly one terminal event, and no event after it.
+//! * What waits is bounded in jobs, prompt tokens and bytes; what is over the bound is refused at once.
+
+mod interface;
+mod job;
+#[cfg(test)]
+mod simulation;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use interface::{
+    Action, ConnectionId, CoreLimits, Input, Lease, Load, Measure, NewJob, NoLease, Refusal, Uptime,
+};
+
+use super::plan::{Accepted, JobNumber, ModelName, PlanRow, StepOutcome, StepPlan};
+use crate::limits::RETRY_AFTER;
+use job::{Job, Phase, Running};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::Duration;
+use zllm_state::BLOCK_TOKENS;
+use zllm_wire::{Event, FinishReason};
+
+#[derive(Debug)]
+struct Model {
+    total_blocks: u32,
+    /// Its first waiting job did not fit; nothing was released since.
+    starved: bool,
+    /// Leases given back so far: tells a refusal that a release has overtaken from one that still holds.
+    releases: u64,
+}
+
+/// The scheduler's state.
+#[derive(Debug)]
+pub(crate) struct Core {
+    limits: CoreLimits,
+    models: BTreeMap<ModelName, Model>,
+    jobs: HashMap<JobNumber, Job>,
+    /// Waiting jobs in order of arrival; the one that is asking for its lease is still among them.
+    queue: VecDeque<JobNumber>,
+    queued_tokens: usize,
+    queued_bytes: usize,
+    /// Admitted jobs in order of admission.
+    running: Vec<JobNumber>,
+    /// The job whose lease was asked for and not answered, and its model's releases at that time.
+    leasing: Option<(JobNumber, u64)>,
+    /// The step that the device computes now.
+    in_flight: Option<StepPlan>,
+    /// The model of the last step; the next step goes to the next model that has work.
+    last_model: Option<ModelName>,
+    drain_deadline: Option<Uptime>,
+    /// Mean time from start to end of recent jobs, for the time that refused clients are told.
+    mean_run: Duration,
+    actions: Vec<Action>,
+}
+
+impl Core {
+    pub(crate) fn new(limits: CoreLimits) -> Self {
+        assert!(limits.running_jobs > 0 && limits.prefill_chunk_tokens > 0 && limits.queued_jobs > 0);
+        Self {
+            limits,
+            models: BTreeMap::new(),
+            jobs: HashMap::new(),
+            queue: VecDeque::new(),
+            queued_tokens: 0,
+            queued_bytes: 0,
+            running: Vec::new(),
+            leasing: None,
+            in_flight: None,
+            last_model: None,
+            drain_deadline: None,
+            mean_run: Duration::from_secs(1),
+            actions: Vec::new(),
+        }
+    }
+
+    /// Takes one input in and returns what is to be done, in order.
+    pub(crate) fn step(&mut self, input: Input, now: Uptime) -> Vec<Action> {
+        match input {
+            Input::ModelUp { model, total_blocks } => {
+                self.models.insert(model, Model { total_blocks, starved: false, releases: 0 });
+            }
+            Input::ModelDown { model } => {
+                assert!(!self.has_jobs(&model), "a model is unloaded when its jobs have ended");
+                self.models.remove(&model);
+            }
+            Input::Submit(job) => self.submit(job, now),
+            Input::Cancel(job) => self.cancel(job, now),
+            Input::OwnerGone(owner) => self.cancel_where(now, |job| job.owner == Some(owner)),
+            Input::Leased { job, result } => self.leased(job, result, now),
+            Input::StepDone(outcome) => self.step_done(outcome, now),
+            Input::Drain { deadline } => self.drain_deadline = Some(deadline),
+            Input::Tick => {}
+        }
+        if self.drain_deadline.is_some_and(|deadline| now >= deadline) {
+            self.cancel_where(now, |_| true);
+        }
+        self.admit();
+        self.plan();
+        std::mem::take(&mut self.actions)
+    }
+
+    pub(crate) fn load(&self) -> Load {
+        Load { queued_jobs: self.queue.len(), running_jobs: self.running.len() }
+    }
+
+    /// Whether no job is left and the device owes nothing.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.jobs.is_empty() && self.in_flight.is_none()
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.drain_deadline.is_some()
+    }
+
+    pub(crate) fn has_jobs(&self, model: &ModelName) -> bool {
+        self.jobs.values().any(|job| job.model == *model)
+    }
+
+    /// How many jobs wait before this one; 0 for one that does not wait.
+    pub(crate) fn queue_position(&self, job: JobNumber) -> usize {
+        self.queue.iter().position(|&queued| queued == job).unwrap_or(0)
+    }
+
+    /// KV blocks that a job holds.
+    pub(crate) fn held_blocks(&self, job: JobNumber) -> usize {
+        match self.jobs.get(&job).map(|job| &job.phase) {
+            Some(Phase::Running(running)) => running.lease.blocks.len(),
+            _ => 0,
+        }
+    }
+
+    // ---- arrival ----
+
+    fn submit(&mut self, new: NewJob, now: Uptime) {
+        assert!(
+            !new.prompt.is_empty() && new.max_tokens > 0,
+            "the caller refuses empty prompts and empty answers"
+        );
+        let id = new.id;
+        if let Err(refusal) = self.judge(&new) {
+            self.actions.push(Action::Refused { job: id, refusal });
+            return;
+        }
+        let position = self.queue.len() as u32;
+        self.queued_tokens += new.prompt.len();
+        self.queued_bytes += new.bytes;
+        self.queue.push_back(id);
+        let previous = self.jobs.insert(id, Job::new(new, now));
+        assert!(previous.is_none(), "job numbers are used once");
+        self.actions.push(Action::Event { job: id, event: Event::Queued { position } });
+    }
+
+    fn judge(&self, new: &NewJob) -> Result<(), Refusal> {
+        if self.is_draining() {
+            return Err(Refusal::Draining);
+        }
+        let Some(model) = self.models.get(&new.model) else {
+            return Err(Refusal::NoModel { model: new.model.clone() });
+        };
+        let needed = job::capacity_tokens(new.prompt.len(), new.max_tokens).div_ceil(BLOCK_TOKENS);
+        if needed > model.total_blocks as usize {
+            return Err(Refusal::NeverFits {
+                model: new.model.clone(),
+                prompt_tokens: new.prompt.len(),
+                max_tokens: new.max_tokens,
+                needed,
+                total: model.total_blocks,
+            });
+        }
+        let bounds = [
+            ("jobs", self.queue.len(), 1, self.limits.queued_jobs),
+            ("prompt tokens", self.queued_tokens, new.prompt.len(), self.limits.queued_prompt_tokens),
+            ("request bytes", self.queued_bytes, new.bytes, self.limits.queued_bytes),
+        ];
+        for (what, queued, added, limit) in bounds {
+            if queued + added > limit {
+                return Err(Refusal::QueueFull { what, queued, limit, retry_after: self.retry_after() });
+            }
+        }
+        Ok(())
+    }
+
+    /// About when a place in the queue will be free: a running job ends every `mean_run / running_jobs`.
+    fn retry_after(&self) -> Duration {
+        let interval = self.mean_run / self.limits.running_jobs as u32;
+        interval.clamp(*RETRY_AFTER.start(), *RETRY_AFTER.end())
+    }
+
+    // ---- admission ----
+
+    /// Asks for the lease of the next job that may start. One question at a time keeps the order.
+    fn admit(&mut self) {
+        if self.leasing.is_some() || self.running.len() >= self.limits.running_jobs {
+            return;
+        }
+        let next = self.queue.iter().copied().find(|id| !self.models[&self.jobs[id].model].starved);
+        let Some(id) = next else { return };
+        let job = &self.jobs[&id];
+        self.leasing = Some((id, self.models[&job.model].releases));
+        self.actions.push(Action::Lease {
+            job: id,
+            model: job.model.clone(),
+            prompt: job.prompt.clone(),
+            capacity_tokens: job::capacity_tokens(job.prompt.len(), job.max_tokens),
+        });
+    }
+
+    fn leased(&mut self, id: JobNumber, result: Result<Lease, NoLease>, now: Uptime) {
+        let (asked, releases) = self.leasing.take().expect("a lease answers a question");
+        assert_eq!(asked, id, "a lease answers the question that was asked");
+        let job = self.jobs.get_mut(&id).expect("a job that asks for its lease is kept");
+        let cancelled = job.cancelled;
+        match result {
+            Ok(lease) => {
+                let event = Event::Started {
+                    cached_tokens: lease.cached_tokens as u64,
+                    prompt_tokens: job.prompt.len() as u64,
+                };
+                let cached = lease.cached_tokens;
+                job.phase = Phase::Running(Running::new(&job.prompt, lease, now));
+                let waited = now.saturating_sub(job.submitted_at);
+                self.unqueue(id);
+                self.running.push(id);
+                if cancelled {
+                    self.end(id, Ending::Finished(FinishReason::Cancelled), now);
+                    return;
+                }
+                self.actions.push(Action::Event { job: id, event });
+                self.actions.push(Action::Measure(Measure::QueueWait(waited)));
+                self.actions.push(Action::Measure(Measure::FromCache(cached)));
+            }
+            Err(_) if cancelled => self.end(id, Ending::Finished(FinishReason::Cancelled), now),
+            Err(NoLease::NotNow) => {
+                let name = job.model.clone();
+                let model = self.models.get_mut(&name).expect("models outlive their jobs");
+                model.starved = model.releases == releases;
+                // With nothing of the model running no release will come: the ledger and the core then disagree.
+                let holds = self.running.iter().any(|other| self.jobs[other].model == name);
+                assert!(
+                    holds || !model.starved,
+                    "model {name} runs nothing and has no KV memory for job {id:?}"
+                );
+            }
+            Err(NoLease::Never(message)) => self.end(id, Ending::Failed(message), now),
+        }
+    }
+
+    fn unqueue(&mut self, id: JobNumber) {
+        let at = self.queue.iter().position(|&queued| queued == id).expect("a waiting job is in the queue");
+        self.queue.remove(at);
+        let job = &self.jobs[&id];
+        self.queued_tokens -= job.prompt.len();
+        self.queued_bytes -= job.bytes;
+    }
+
+    // ---- model work ----
+
+    /// Starts the next step when the device is free: models take turns, oldest prefill first.
+    fn plan(&mut self) {
+        if self.in_flight.is_some() {
+            return;
+        }
+        let Some(model) = self.next_model() else { return };
+        let mut rows = Vec::new();
+        let mut prefills = false;
+        for id in &self.running {
+            let job = &self.jobs[id];
+            let Phase::Running(running) = &job.phase else { unreachable!("admitted jobs run") };
+            if job.model != model {
+                continue;
+            }
+            let pending = running.tokens.len() - running.computed;
+            if pending > 1 && std::mem::replace(&mut prefills, true) {
+                continue;
+            }
+            let count = pending.min(self.limits.prefill_chunk_tokens);
+            rows.push(PlanRow {
+                job: *id,
+                tokens: running.tokens[running.computed..running.computed + count].to_vec(),
+                position: running.computed,
+                blocks: running.lease.blocks.clone(),
+                samples: count == pending,
+            });
+        }
+        let plan = StepPlan { model: model.clone(), rows };
+        self.last_model = Some(model);
+        self.in_flight = Some(plan.clone());
+        self.actions.push(Action::Step(plan));
+    }
+
+    fn next_model(&self) -> Option<ModelName> {
+        let mut with_work: Vec<&ModelName> = self.running.iter().map(|id| &self.jobs[id].model).collect();
+        with_work.sort();
+        let last = self.last_model.as_ref();
+        let after_last = with_work.iter().find(|model| last.is_none_or(|last| **model > last));
+        after_last.or(with_work.first()).map(|&model| model.clone())
+    }
+
+    fn step_done(&mut self, outcome: StepOutcome, now: Uptime) {
+        let plan = self.in_flight.take().expect("a step's outcome answers a step");
+        assert_eq!(plan.rows.len(), outcome.rows.len(), "a step answers each of its rows");
+        for (row, result) in plan.rows.into_iter().zip(outcome.rows) {
+            assert_eq!(row.job, result.job, "a step answers its rows in their order");
+            assert_eq!(row.samples, result.accepted.is_some(), "a token is sampled exactly where asked for");
+            self.row_done(row, result.accepted, now);
+        }
+    }
+
+    fn row_done(&mut self, row: PlanRow, accepted: Option<Accepted>, now: Uptime) {
+        let id = row.job;
+        let job = self.jobs.get_mut(&id).expect("a job in a step is kept until the step ends");
+        let Phase::Running(running) = &mut job.phase else { unreachable!("a job in a step runs") };
+        running.computed += row.tokens.len();
+        if row.position < job.prompt.len() {
+            self.actions.push(Action::Measure(Measure::Prefilled(row.tokens.len())));
+        }
+        for tokens in running.newly_full_blocks() {
+            let (model, lease) = (job.model.clone(), running.lease.id);
+            self.actions.push(Action::Commit { model, lease, tokens });
+        }
+        let mut ending = None;
+        if let Some(accepted) = accepted {
+            self.actions.push(Action::Token { job: id });
+            self.actions.push(Action::Measure(Measure::Generated));
+            self.actions.push(Action::Measure(running.note_token(accepted.token, now, job.submitted_at)));
+            running.unsent_tokens += 1;
+            if !accepted.text.is_empty() {
+                let tokens = std::mem::take(&mut running.unsent_tokens);
+                let event = Event::Text { text: accepted.text, tokens };
+                self.actions.push(Action::Event { job: id, event });
+            }
+            let full = running.generated == job.max_tokens;
+            ending = accepted.finish.or(full.then_some(FinishReason::Length));
+            job.device_knows = accepted.finish.is_none();
+        } else {
+            job.device_knows = true;
+        }
+        let cancelled = job.cancelled.then_some(FinishReason::Cancelled);
+        if let Some(reason) = ending.or(cancelled) {
+            self.end(id, Ending::Finished(reason), now);
+        }
+    }
+
+    // ---- endings ----
+
+    fn cancel_where(&mut self, now: Uptime, which: impl Fn(&Job) -> bool) {
+        let mut ids: Vec<_> = self.jobs.iter().filter(|(_, job)| which(job)).map(|(&id, _)| id).collect();
+        ids.sort();
+        for id in ids {
+            self.cancel(id, now);
+        }
+    }
+
+    /// Ends a job now, or as soon as whoever works on it has answered. An unknown job has ended before.
+    fn cancel(&mut self, id: JobNumber, now: Uptime) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        job.cancelled = true;
+        let asked = self.leasing.is_some_and(|(asking, _)| asking == id);
+        let computed = self.in_flight.as_ref().is_some_and(|plan| plan.rows.iter().any(|row| row.job == id));
+        if !asked && !computed {
+            self.end(id, Ending::Finished(FinishReason::Cancelled), now);
+        }
+    }
+
+    fn end(&mut self, id: JobNumber, ending: Ending, now: Uptime) {
+        if matches!(self.jobs[&id].phase, Phase::Queued) {
+            self.unqueue(id);
+        }
+        let job = self.jobs.remove(&id).expect("a job ends once");
+        let usage = job.usage(now);
+        if job.device_knows {
+            self.actions.push(Action::Forget { job: id, model: job.model.clone() });
+        }
+        if let Phase::Running(running) = job.phase {
+            self.running.retain(|&other| other != id);
+            self.mean_run = (self.mean_run * 7 + now.saturating_sub(running.started_at)) / 8;
+            let mut tokens = running.tokens;
+            tokens.truncate(running.computed);
+            let cached_tokens = running.lease.cached_tokens;
+            let lease = running.lease.id;
+            let model = self.models.get_mut(&job.model).expect("models outlive their jobs");
+            model.starved = false;
+            model.releases += 1;
+            self.actions.push(Action::Release { job: id, model: job.model, lease, tokens, cached_tokens });
+        }
+        let event = match ending {
+            Ending::Finished(reason) => Event::Finished { reason, usage },
+            Ending::Failed(message) => Event::Failed { message },
+        };
+        self.actions.push(Action::Event { job: id, event });
+    }
+}
+
+enum Ending {
+    Finished(FinishReason),
+    Failed(String),
+}
+
+impl Core {
+    /// Verifies the bookkeeping; the simulation calls it after every input.
+    ///
+    /// # Panics
+    /// At the first broken invariant.
+    #[cfg(test)]
+    fn check(&self) {
+        let sum = |of: fn(&Job) -> usize| self.queue.iter().map(|id| of(&self.jobs[id])).sum::<usize>();
+        assert_eq!(self.queued_tokens, sum(|job| job.prompt.len()));
+        assert_eq!(self.queued_bytes, sum(|job| job.bytes));
+        assert_eq!(self.jobs.len(), self.queue.len() + self.running.len(), "each job waits or runs");
+        assert!(
+            self.queue.len() <= self.limits.queued_jobs && self.running.len() <= self.limits.running_jobs
+        );
+        assert!(self.queue.iter().all(|id| matches!(self.jobs[id].phase, Phase::Queued)));
+        assert!(self.running.iter().all(|id| matches!(self.jobs[id].phase, Phase::Running(_))));
+        assert!(self.in_flight.is_some() || self.running.is_empty(), "the device idles while jobs run");
+    }
+}

@@ -1,0 +1,146 @@
+//! What goes into the scheduler's core and what comes out: plain data.
+
+use crate::scheduler::plan::{JobNumber, ModelName, StepOutcome, StepPlan};
+use std::sync::Arc;
+use std::time::Duration;
+use zllm_state::LeaseId;
+use zllm_wire::Event;
+
+/// Time since the daemon's start.
+pub(crate) type Uptime = Duration;
+
+/// A connection that jobs may belong to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct ConnectionId(pub(crate) u64);
+
+/// The scheduler's bounds.
+#[derive(Debug, Clone)]
+pub(crate) struct CoreLimits {
+    pub(crate) queued_jobs: usize,
+    pub(crate) queued_prompt_tokens: usize,
+    pub(crate) queued_bytes: usize,
+    pub(crate) running_jobs: usize,
+    pub(crate) prefill_chunk_tokens: usize,
+}
+
+/// A job as it arrives: its prompt is tokenized and its model is loaded.
+#[derive(Debug, Clone)]
+pub(crate) struct NewJob {
+    pub(crate) id: JobNumber,
+    pub(crate) model: ModelName,
+    pub(crate) prompt: Vec<u32>,
+    /// Tokens to generate at most; the context's end included.
+    pub(crate) max_tokens: usize,
+    /// Size of the request, for the queue's bound.
+    pub(crate) bytes: usize,
+    /// The connection whose end cancels the job; `None` for a detached one.
+    pub(crate) owner: Option<ConnectionId>,
+}
+
+/// What happens to the scheduler.
+#[derive(Debug)]
+pub(crate) enum Input {
+    /// A model can be used; its KV arena has so many blocks.
+    ModelUp {
+        model: ModelName,
+        total_blocks: u32,
+    },
+    /// A model is gone. It must have no jobs.
+    ModelDown {
+        model: ModelName,
+    },
+    /// Taken with [`Event::Queued`] or refused with [`Action::Refused`], at once.
+    Submit(NewJob),
+    Cancel(JobNumber),
+    /// A connection has ended.
+    OwnerGone(ConnectionId),
+    /// The KV store's answer to [`Action::Lease`].
+    Leased {
+        job: JobNumber,
+        result: Result<Lease, NoLease>,
+    },
+    StepDone(StepOutcome),
+    /// Accept nothing more; what has not ended by then is cancelled.
+    Drain {
+        deadline: Uptime,
+    },
+    /// Time has passed.
+    Tick,
+}
+
+/// KV blocks for a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Lease {
+    pub(crate) id: LeaseId,
+    pub(crate) blocks: Arc<[u32]>,
+    pub(crate) cached_tokens: usize,
+}
+
+/// Why the KV store gave no lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum NoLease {
+    /// Wait for a release.
+    NotNow,
+    /// Never, with the reason.
+    Never(String),
+}
+
+/// What is to be done.
+#[derive(Debug)]
+pub(crate) enum Action {
+    /// The job is not taken; it never existed.
+    Refused { job: JobNumber, refusal: Refusal },
+    /// Ask the KV store; answered by [`Input::Leased`].
+    Lease { job: JobNumber, model: ModelName, prompt: Arc<[u32]>, capacity_tokens: usize },
+    /// The next block of a lease is full, with these tokens.
+    Commit { model: ModelName, lease: LeaseId, tokens: Vec<u32> },
+    /// Give a lease back; `tokens` are those whose KV was computed.
+    Release { job: JobNumber, model: ModelName, lease: LeaseId, tokens: Vec<u32>, cached_tokens: usize },
+    /// Compute; answered by [`Input::StepDone`].
+    Step(StepPlan),
+    /// The device may drop what it keeps for a job.
+    Forget { job: JobNumber, model: ModelName },
+    /// Append to the job's log.
+    Event { job: JobNumber, event: Event },
+    /// A token was generated.
+    Token { job: JobNumber },
+    /// Something was measured.
+    Measure(Measure),
+}
+
+/// What is measured on the way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Measure {
+    QueueWait(Duration),
+    FirstToken(Duration),
+    InterToken(Duration),
+    /// Prompt tokens whose KV was computed, of one chunk.
+    Prefilled(usize),
+    /// Prompt tokens found in the KV cache, of one job.
+    FromCache(usize),
+    /// One token.
+    Generated,
+}
+
+/// Why a job is not taken.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error("the queue is full: {queued} {what} wait, {limit} may; try again in {} ms", retry_after.as_millis())]
+    QueueFull { what: &'static str, queued: usize, limit: usize, retry_after: Duration },
+    #[error("the daemon is stopping and takes no new jobs")]
+    Draining,
+    #[error("model {model:?} was unloaded meanwhile; submit the job again to load it")]
+    NoModel { model: ModelName },
+    #[error(
+        "{prompt_tokens} prompt tokens and {max_tokens} to generate need {needed} KV blocks, model {model:?} has \
+         {total} in all; shorten the prompt, lower max_tokens or raise the model's kv_budget"
+    )]
+    NeverFits { model: ModelName, prompt_tokens: usize, max_tokens: usize, needed: usize, total: u32 },
+}
+
+/// How busy the scheduler is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Load {
+    pub(crate) queued_jobs: usize,
+    pub(crate) running_jobs: usize,
+}

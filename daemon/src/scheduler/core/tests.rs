@@ -1,0 +1,185 @@
+//! Single decisions of the core that the simulation meets only by chance.
+
+use super::*;
+use crate::scheduler::plan::RowOutcome;
+
+fn limits() -> CoreLimits {
+    CoreLimits {
+        queued_jobs: 2,
+        queued_prompt_tokens: 1000,
+        queued_bytes: 1000,
+        running_jobs: 2,
+        prefill_chunk_tokens: 8,
+    }
+}
+
+fn core() -> Core {
+    let mut core = Core::new(limits());
+    core.step(Input::ModelUp { model: "m".into(), total_blocks: 4 }, Duration::ZERO);
+    core
+}
+
+fn job(id: u64, prompt_tokens: usize, max_tokens: usize) -> Input {
+    Input::Submit(NewJob {
+        id: JobNumber(id),
+        model: "m".into(),
+        prompt: vec![1; prompt_tokens],
+        max_tokens,
+        bytes: 10,
+        owner: None,
+    })
+}
+
+fn refusal(actions: &[Action]) -> &Refusal {
+    actions
+        .iter()
+        .find_map(|action| if let Action::Refused { refusal, .. } = action { Some(refusal) } else { None })
+        .expect("a refusal")
+}
+
+fn plan(actions: &[Action]) -> Option<&StepPlan> {
+    actions.iter().find_map(|action| if let Action::Step(plan) = action { Some(plan) } else { None })
+}
+
+fn ending(actions: &[Action]) -> Option<&Event> {
+    actions.iter().find_map(|action| match action {
+        Action::Event { event: event @ (Event::Finished { .. } | Event::Failed { .. }), .. } => Some(event),
+        _ => None,
+    })
+}
+
+fn grant(core: &mut Core, id: u64, blocks: &[u32]) -> Vec<Action> {
+    // Any ledger makes a lease id; one of its own keeps this test apart from the ledger's rules.
+    let mut ledger = zllm_state::BlockLedger::new(zllm_state::Fingerprint([0; 32]), 1, 1);
+    let lease = ledger.lease(&[1], 1).expect("one block").lease;
+    let lease = Lease { id: lease, blocks: blocks.into(), cached_tokens: 0 };
+    core.step(Input::Leased { job: JobNumber(id), result: Ok(lease) }, Duration::ZERO)
+}
+
+fn done(core: &mut Core, tokens: &[(u64, Option<u32>)]) -> Vec<Action> {
+    let rows = tokens
+        .iter()
+        .map(|&(id, token)| RowOutcome {
+            job: JobNumber(id),
+            accepted: token.map(|token| Accepted { token, text: "x".into(), finish: None }),
+        })
+        .collect();
+    core.step(Input::StepDone(StepOutcome { rows }), Duration::ZERO)
+}
+
+#[test]
+fn a_request_that_can_never_fit_is_refused_with_both_numbers() {
+    let mut core = core();
+    let actions = core.step(job(1, 200, 58), Duration::ZERO);
+    let refusal = refusal(&actions);
+    assert!(matches!(refusal, Refusal::NeverFits { needed: 5, total: 4, .. }), "{refusal:?}");
+    let fits = core.step(job(2, 200, 57), Duration::ZERO);
+    assert!(
+        matches!(fits[0], Action::Event { event: Event::Queued { .. }, .. }),
+        "256 positions are four blocks: {fits:?}"
+    );
+}
+
+#[test]
+fn a_full_queue_says_when_to_come_back() {
+    let mut core = core();
+    core.step(job(1, 10, 5), Duration::ZERO);
+    core.step(job(2, 10, 5), Duration::ZERO);
+    let actions = core.step(job(3, 10, 5), Duration::ZERO);
+    let Refusal::QueueFull { what: "jobs", queued: 2, limit: 2, retry_after } = refusal(&actions) else {
+        panic!("{actions:?}")
+    };
+    assert!(*retry_after >= *RETRY_AFTER.start());
+}
+
+#[test]
+fn the_bounds_in_tokens_and_bytes_hold_too() {
+    let mut core =
+        Core::new(CoreLimits { queued_prompt_tokens: 15, queued_bytes: 25, queued_jobs: 9, ..limits() });
+    core.step(Input::ModelUp { model: "m".into(), total_blocks: 4 }, Duration::ZERO);
+    core.step(job(1, 10, 5), Duration::ZERO);
+    let actions = core.step(job(2, 10, 5), Duration::ZERO);
+    assert!(matches!(refusal(&actions), Refusal::QueueFull { what: "prompt tokens", .. }));
+    core.step(job(3, 1, 5), Duration::ZERO);
+    let actions = core.step(job(4, 1, 5), Duration::ZERO);
+    assert!(matches!(refusal(&actions), Refusal::QueueFull { what: "request bytes", .. }));
+}
+
+#[test]
+fn decode_rows_go_with_one_prefill_chunk() {
+    let mut core = core();
+    core.step(job(1, 3, 9), Duration::ZERO);
+    core.step(job(2, 20, 9), Duration::ZERO);
+    let actions = grant(&mut core, 1, &[0]);
+    assert_eq!(plan(&actions).expect("the device is free").rows.len(), 1);
+    grant(&mut core, 2, &[1]);
+    let actions = done(&mut core, &[(1, Some(7))]);
+    let rows = &plan(&actions).expect("both go on").rows;
+    let shape: Vec<_> =
+        rows.iter().map(|row| (row.job.0, row.position, row.tokens.len(), row.samples)).collect();
+    assert_eq!(shape, [(1, 3, 1, true), (2, 0, 8, false)]);
+}
+
+#[test]
+fn the_last_token_ends_the_job_with_length() {
+    let mut core = core();
+    core.step(job(1, 3, 1), Duration::ZERO);
+    grant(&mut core, 1, &[0]);
+    let actions = done(&mut core, &[(1, Some(7))]);
+    let Some(Event::Finished { reason: FinishReason::Length, usage }) = ending(&actions) else {
+        panic!("{actions:?}")
+    };
+    assert_eq!((usage.prompt_tokens, usage.generated_tokens), (3, 1));
+    assert!(
+        actions.iter().any(|action| matches!(action, Action::Release { tokens, .. } if tokens.len() == 3))
+    );
+    assert!(
+        actions.iter().any(|action| matches!(action, Action::Forget { .. })),
+        "the device did not end it"
+    );
+}
+
+#[test]
+fn a_cancel_waits_for_the_step_it_is_in_and_for_nothing_else() {
+    let mut core = core();
+    core.step(job(1, 3, 9), Duration::ZERO);
+    grant(&mut core, 1, &[0]);
+    let actions = core.step(Input::Cancel(JobNumber(1)), Duration::ZERO);
+    assert!(ending(&actions).is_none(), "the device is writing into its blocks");
+    let actions = done(&mut core, &[(1, Some(7))]);
+    assert!(matches!(ending(&actions), Some(Event::Finished { reason: FinishReason::Cancelled, .. })));
+    assert!(plan(&actions).is_none() && core.is_idle());
+
+    core.step(job(2, 3, 9), Duration::ZERO);
+    core.step(job(3, 3, 9), Duration::ZERO);
+    let actions = core.step(Input::Cancel(JobNumber(3)), Duration::ZERO);
+    assert!(ending(&actions).is_some(), "a waiting job ends at once");
+}
+
+#[test]
+fn a_release_that_overtakes_a_refusal_is_not_missed() {
+    let mut core = core();
+    core.step(job(1, 3, 1), Duration::ZERO);
+    grant(&mut core, 1, &[0, 1, 2]);
+    core.step(job(2, 100, 100), Duration::ZERO);
+    // Job 1 ends while the KV store's refusal for job 2 is on its way.
+    done(&mut core, &[(1, Some(7))]);
+    let actions =
+        core.step(Input::Leased { job: JobNumber(2), result: Err(NoLease::NotNow) }, Duration::ZERO);
+    assert!(matches!(actions[0], Action::Lease { job: JobNumber(2), .. }), "it asks again: {actions:?}");
+}
+
+#[test]
+fn the_end_of_a_connection_cancels_its_own_jobs() {
+    let mut core = core();
+    for (id, owner) in [(1, Some(ConnectionId(5))), (2, None)] {
+        let Input::Submit(new) = job(id, 3, 9) else { unreachable!() };
+        core.step(Input::Submit(NewJob { owner, ..new }), Duration::ZERO);
+    }
+    grant(&mut core, 1, &[0]);
+    grant(&mut core, 2, &[1]);
+    core.step(Input::OwnerGone(ConnectionId(5)), Duration::ZERO);
+    let actions = done(&mut core, &[(1, Some(7))]);
+    assert!(matches!(ending(&actions), Some(Event::Finished { reason: FinishReason::Cancelled, .. })));
+    assert_eq!(core.load(), Load { queued_jobs: 0, running_jobs: 1 });
+}

@@ -1,0 +1,241 @@
+//! What is known of each job for `list`, `show` and `attach`: who asked, where it is, its log. Kept for a while after
+//! it has ended.
+
+use super::core::Uptime;
+use super::log::{JobLog, is_terminal};
+use super::plan::JobNumber;
+use crate::limits::{MAX_ENDED_JOBS, MAX_ENDED_LOG_BYTES};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use zllm_wire::{
+    Event, FinishReason, GenerationParams, JobDetail, JobId, JobInfo, JobState, SessionId, TierBytes, Usage,
+};
+
+/// One job.
+#[derive(Debug)]
+pub(crate) struct JobRecord {
+    pub(crate) id: JobId,
+    pub(crate) label: Option<String>,
+    pub(crate) model: String,
+    pub(crate) session: Option<SessionId>,
+    pub(crate) detached: bool,
+    pub(crate) params: GenerationParams,
+    pub(crate) prompt_tokens: u64,
+    pub(crate) submitted_at: Uptime,
+    pub(crate) log: Arc<JobLog>,
+    /// Lives as long as the job works: all that is logged about it carries its fields.
+    pub(crate) span: tracing::Span,
+    progress: Progress,
+}
+
+#[derive(Debug)]
+struct Progress {
+    state: JobState,
+    cached_tokens: u64,
+    generated_tokens: u64,
+    changed_at: Uptime,
+    ending: Option<Ending>,
+}
+
+#[derive(Debug)]
+enum Ending {
+    Finished(FinishReason, Usage),
+    Failed(String),
+}
+
+/// What a record starts from.
+#[derive(Debug)]
+pub(crate) struct NewRecord {
+    pub(crate) id: JobId,
+    pub(crate) label: Option<String>,
+    pub(crate) model: String,
+    pub(crate) session: Option<SessionId>,
+    pub(crate) detached: bool,
+    pub(crate) params: GenerationParams,
+    pub(crate) prompt_tokens: u64,
+}
+
+/// All records, by number.
+#[derive(Debug, Default)]
+pub(crate) struct JobTable {
+    records: BTreeMap<JobNumber, JobRecord>,
+    /// Ended jobs, the first that ended first, with the size of their logs.
+    ended: VecDeque<(JobNumber, usize)>,
+    ended_bytes: usize,
+}
+
+impl JobTable {
+    pub(crate) fn insert(&mut self, number: JobNumber, new: NewRecord, now: Uptime) {
+        let NewRecord { id, label, model, session, detached, params, prompt_tokens } = new;
+        let span = tracing::info_span!("job", job = %id, model = %model, prompt_tokens);
+        let progress = Progress {
+            state: JobState::Queued,
+            cached_tokens: 0,
+            generated_tokens: 0,
+            changed_at: now,
+            ending: None,
+        };
+        let log = JobLog::new();
+        let record = JobRecord {
+            id,
+            label,
+            model,
+            session,
+            detached,
+            params,
+            prompt_tokens,
+            submitted_at: now,
+            log,
+            span,
+            progress,
+        };
+        self.records.insert(number, record);
+    }
+
+    /// Takes back a job that was refused.
+    pub(crate) fn remove(&mut self, number: JobNumber) {
+        self.records.remove(&number);
+    }
+
+    pub(crate) fn get(&self, number: JobNumber) -> Option<&JobRecord> {
+        self.records.get(&number)
+    }
+
+    /// Notes a sampled token.
+    pub(crate) fn token(&mut self, number: JobNumber, now: Uptime) {
+        if let Some(record) = self.records.get_mut(&number) {
+            record.progress.generated_tokens += 1;
+            record.progress.changed_at = now;
+        }
+    }
+
+    /// Notes an event and appends it to the job's log.
+    pub(crate) fn event(&mut self, number: JobNumber, event: Event, now: Uptime) {
+        let record = self.records.get_mut(&number).expect("an event belongs to a known job");
+        let progress = &mut record.progress;
+        progress.changed_at = now;
+        match &event {
+            Event::Queued { .. } | Event::Text { .. } => {}
+            Event::Started { cached_tokens, .. } => {
+                progress.state = JobState::Running;
+                progress.cached_tokens = *cached_tokens;
+            }
+            Event::Finished { reason, usage } => {
+                progress.state =
+                    if *reason == FinishReason::Cancelled { JobState::Cancelled } else { JobState::Done };
+                progress.generated_tokens = usage.generated_tokens;
+                progress.ending = Some(Ending::Finished(*reason, *usage));
+            }
+            Event::Failed { message } => {
+                progress.state = JobState::Failed;
+                progress.ending = Some(Ending::Failed(message.clone()));
+            }
+        }
+        let terminal = is_terminal(&event);
+        record.log.append(event);
+        if terminal {
+            record.log_end();
+            let bytes = record.log.bytes();
+            self.ended.push_back((number, bytes));
+            self.ended_bytes += bytes;
+            self.forget_old();
+        }
+    }
+
+    fn forget_old(&mut self) {
+        while self.ended.len() > MAX_ENDED_JOBS || self.ended_bytes > MAX_ENDED_LOG_BYTES {
+            let Some((number, bytes)) = self.ended.pop_front() else { return };
+            self.ended_bytes -= bytes;
+            self.records.remove(&number);
+        }
+    }
+
+    /// All jobs, latest first.
+    pub(crate) fn latest_first(&self) -> impl Iterator<Item = (JobNumber, &JobRecord)> {
+        self.records.iter().rev().map(|(&number, record)| (number, record))
+    }
+}
+
+impl JobRecord {
+    pub(crate) fn info(&self, queue_position: usize, held_bytes: u64, now: Uptime) -> JobInfo {
+        JobInfo {
+            id: self.id.clone(),
+            label: self.label.clone(),
+            model: self.model.clone(),
+            session: self.session.clone(),
+            state: self.progress.state,
+            detached: self.detached,
+            queue_position: queue_position as u32,
+            prompt_tokens: self.prompt_tokens,
+            cached_tokens: self.progress.cached_tokens,
+            generated_tokens: self.progress.generated_tokens,
+            bytes: TierBytes { device: held_bytes, ram: 0, ssd: 0 },
+            age_ms: now.saturating_sub(self.submitted_at).as_millis() as u64,
+            idle_ms: now.saturating_sub(self.progress.changed_at).as_millis() as u64,
+        }
+    }
+
+    pub(crate) fn detail(&self, info: JobInfo) -> JobDetail {
+        let (finish, usage, error) = match &self.progress.ending {
+            None => (None, None, None),
+            Some(Ending::Finished(reason, usage)) => (Some(*reason), Some(*usage), None),
+            Some(Ending::Failed(message)) => (None, None, Some(message.clone())),
+        };
+        JobDetail {
+            info,
+            params: self.params.clone(),
+            text: self.log.text(),
+            events: self.log.len() as u64,
+            finish,
+            usage,
+            error,
+        }
+    }
+
+    fn log_end(&self) {
+        let _entered = self.span.enter();
+        match &self.progress.ending {
+            Some(Ending::Finished(reason, usage)) => tracing::info!(
+                ?reason,
+                cached_tokens = usage.cached_tokens,
+                generated_tokens = usage.generated_tokens,
+                queue_ms = usage.queue_ms,
+                first_token_ms = usage.first_token_ms,
+                decode_ms = usage.decode_ms,
+                "job ended"
+            ),
+            Some(Ending::Failed(message)) => tracing::warn!(message, "job failed"),
+            None => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn ended_jobs_are_kept_up_to_the_bound_and_live_ones_always() {
+        let mut table = JobTable::default();
+        let total = MAX_ENDED_JOBS as u64 + 10;
+        for number in 0..total {
+            let new = NewRecord {
+                id: JobId::new(format!("j-{number}")).expect("an id"),
+                label: None,
+                model: "m".into(),
+                session: None,
+                detached: false,
+                params: GenerationParams::default(),
+                prompt_tokens: 1,
+            };
+            table.insert(JobNumber(number), new, Duration::ZERO);
+            if number > 0 {
+                table.event(JobNumber(number), Event::Failed { message: "x".into() }, Duration::ZERO);
+            }
+        }
+        assert!(table.get(JobNumber(0)).is_some(), "a live job is never forgotten");
+        assert!(table.get(JobNumber(1)).is_none(), "the oldest ended job is forgotten");
+        assert_eq!(table.latest_first().count(), MAX_ENDED_JOBS + 1);
+    }
+}

@@ -1,0 +1,64 @@
+//! What the scheduler and the device say to each other: one step of model work and its outcome. Plain data, so that a
+//! simulated device can stand in for a real one.
+
+use std::sync::Arc;
+use zllm_wire::FinishReason;
+
+/// A model's name, as configured.
+pub(crate) type ModelName = Arc<str>;
+
+/// A job, counted from the daemon's start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct JobNumber(pub(crate) u64);
+
+/// One batch for one model: the decode rows of all its running sequences and at most one prefill chunk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StepPlan {
+    pub(crate) model: ModelName,
+    pub(crate) rows: Vec<PlanRow>,
+}
+
+/// Tokens of one sequence, in order, whose KV is computed in this step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PlanRow {
+    pub(crate) job: JobNumber,
+    pub(crate) tokens: Vec<u32>,
+    /// Position of `tokens[0]` in the sequence.
+    pub(crate) position: usize,
+    /// The sequence's block table, for its whole length.
+    pub(crate) blocks: Arc<[u32]>,
+    /// Whether a token is sampled after the last of `tokens`.
+    pub(crate) samples: bool,
+}
+
+/// What a step gave, a row for each row of its plan, in the same order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StepOutcome {
+    pub(crate) rows: Vec<RowOutcome>,
+}
+
+/// What one row gave.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RowOutcome {
+    pub(crate) job: JobNumber,
+    /// The next token, where one was asked for.
+    pub(crate) accepted: Option<Accepted>,
+}
+
+/// A sampled token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Accepted {
+    pub(crate) token: u32,
+    /// Text that is safe to send; may be empty.
+    pub(crate) text: String,
+    /// Set when the generation ends with this token.
+    pub(crate) finish: Option<FinishReason>,
+}
+
+impl StepPlan {
+    /// Tokens computed for prompts: rows of more than one token, or that do not sample yet.
+    pub(crate) fn prefill_tokens(&self) -> usize {
+        let prefill = |row: &&PlanRow| row.tokens.len() > 1 || !row.samples;
+        self.rows.iter().filter(prefill).map(|row| row.tokens.len()).sum()
+    }
+}

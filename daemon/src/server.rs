@@ -1,0 +1,87 @@
+//! The Unix socket server: accepts connections from allowed peers, up to a bound, and ends them in order.
+
+mod connection;
+pub(crate) mod listen;
+mod ops;
+mod peer;
+mod submit;
+
+pub(crate) use ops::Services;
+
+use crate::scheduler::core::ConnectionId;
+pub(crate) use peer::PeerPolicy;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch;
+use zllm_wire::{ServerFrame, VERSION};
+
+/// Where the daemon is in its life, as connections see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Life {
+    /// Takes connections.
+    Serving,
+    /// Takes no new ones; the open ones go on.
+    Draining,
+    /// Open connections write what they have and close.
+    Closing,
+}
+
+/// Accepts until the daemon drains.
+pub(crate) async fn serve(
+    listener: UnixListener,
+    policy: PeerPolicy,
+    limit: usize,
+    services: Rc<Services>,
+    mut life: watch::Receiver<Life>,
+) {
+    let mut next_id = 0;
+    loop {
+        let accepted = tokio::select! {
+            _ = life.wait_for(|life| *life != Life::Serving) => return,
+            accepted = listener.accept() => accepted,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Out of descriptors, most likely: going on at once would spin.
+                tracing::warn!(%error, "no connection accepted");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let open = services.metrics.connections().get() as usize;
+        if let Err(message) = judge(&stream, &policy, open, limit) {
+            tracing::info!(message, "connection refused");
+            actix::spawn(refuse(stream, message));
+            continue;
+        }
+        let id = ConnectionId(next_id);
+        next_id += 1;
+        actix::spawn(connection::run(stream, id, services.clone(), life.clone()));
+    }
+}
+
+fn judge(stream: &UnixStream, policy: &PeerPolicy, open: usize, limit: usize) -> Result<(), String> {
+    let peer = stream.peer_cred().map_err(|error| format!("peer credentials cannot be read: {error}"))?;
+    policy.judge(peer.uid(), peer.gid())?;
+    if open >= limit {
+        return Err(format!("{open} connections are open, which is the limit; try again later"));
+    }
+    Ok(())
+}
+
+/// Says why and closes. Bounded in time: the peer may not read.
+async fn refuse(mut stream: UnixStream, message: String) {
+    use tokio::io::AsyncWriteExt;
+    let Ok(frame) = zllm_wire::encode(&ServerFrame::Refused { version: VERSION, message }) else { return };
+    let _ = tokio::time::timeout(crate::limits::FLUSH_TIMEOUT, stream.write_all(&frame)).await;
+}
+
+/// Who may connect, from the configuration.
+///
+/// # Errors
+/// A group that does not exist.
+pub(crate) fn peer_policy(group: Option<&str>) -> anyhow::Result<PeerPolicy> {
+    PeerPolicy::new(group)
+}

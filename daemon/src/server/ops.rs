@@ -1,0 +1,337 @@
+//! The operations of the socket protocol, each in terms of messages to the actors.
+//!
+//! Invariant: `status`, `list`, `show` and `models` are answered from the actors' memory; none of them waits for the device's thread.
+
+use super::connection::{Gone, Replies};
+use super::submit;
+use crate::catalog::Catalog;
+use crate::clock::Clock;
+use crate::device::{self, DeviceActor, DeviceSnapshot};
+use crate::kv_store::{self, Evict, KvStoreActor, SessionRow};
+use crate::limits::{MAX_ARRIVING, MAX_ENCODING};
+use crate::metrics::Metrics;
+use crate::scheduler::core::ConnectionId;
+use crate::scheduler::models::{LoadState, LoadWatch};
+use crate::scheduler::{
+    self, CancelJob, DetailOf, JobsOf, ModelStates, ReadLog, SchedulerActor, Unload, WantModel,
+};
+use crate::stop::{StopHandle, StopReason};
+use actix::Addr;
+use actix::dev::ToEnvelope;
+use std::collections::HashSet;
+use std::sync::Arc;
+use tokio::sync::Semaphore;
+use zllm_wire::limits::MAX_LIST_ROWS;
+use zllm_wire::{
+    Answer, BlockUsage, DeviceInfo, ErrorCode, EvictTarget, Fault, JobInfo, JobState, ModelInfo, ModelState,
+    Op, SessionDetail, SessionId, SessionInfo, SessionState, ShowTarget, Status, Tier, TierBytes, TokenIds,
+};
+
+/// Everything that requests need.
+pub(crate) struct Services {
+    pub(crate) scheduler: Addr<SchedulerActor>,
+    pub(crate) kv: Addr<KvStoreActor>,
+    pub(crate) device: Addr<DeviceActor>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) clock: Clock,
+    pub(crate) catalog: Catalog,
+    pub(crate) stop: StopHandle,
+    pub(crate) default_max_tokens: usize,
+    pub(crate) queue_capacity: usize,
+    /// Requests before the queue: waiting for a load or being tokenized.
+    pub(crate) arriving: Arc<Semaphore>,
+    /// Requests that are being tokenized.
+    pub(crate) encoding: Arc<Semaphore>,
+}
+
+impl Services {
+    /// The bounds of what is before the queue.
+    pub(crate) fn arrival_bounds() -> (Arc<Semaphore>, Arc<Semaphore>) {
+        (Arc::new(Semaphore::new(MAX_ARRIVING)), Arc::new(Semaphore::new(MAX_ENCODING)))
+    }
+}
+
+/// Why a request has no good last answer.
+#[derive(Debug)]
+pub(super) enum Unanswered {
+    Fault(Fault),
+    Gone,
+}
+
+impl From<Fault> for Unanswered {
+    fn from(fault: Fault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+impl From<Gone> for Unanswered {
+    fn from(_: Gone) -> Self {
+        Self::Gone
+    }
+}
+
+pub(super) fn fault(code: ErrorCode, message: impl Into<String>) -> Fault {
+    Fault { code, message: message.into() }
+}
+
+fn not_found(what: &str, name: impl std::fmt::Display) -> Fault {
+    fault(ErrorCode::NotFound, format!("there is no {what} {name}"))
+}
+
+/// The operation's name, for the log.
+pub(super) fn name(op: &Op) -> &'static str {
+    match op {
+        Op::Models => "models",
+        Op::Load { .. } => "load",
+        Op::Unload { .. } => "unload",
+        Op::Submit(_) => "submit",
+        Op::Attach { .. } => "attach",
+        Op::Cancel { .. } => "cancel",
+        Op::List => "list",
+        Op::Show(_) => "show",
+        Op::Evict(_) => "evict",
+        Op::Status => "status",
+        Op::Tokenize { .. } => "tokenize",
+        Op::Stop { .. } => "stop",
+    }
+}
+
+/// Carries one operation out: sends the answers that are not final, returns the one that is.
+pub(super) async fn answer(
+    op: Op,
+    replies: &Replies,
+    connection: ConnectionId,
+    services: &Services,
+) -> Result<Answer, Unanswered> {
+    match op {
+        Op::Models => Ok(Answer::Models(services.models().await?)),
+        Op::Load { model } => services.load(&model, replies).await,
+        Op::Unload { model } => services.unload(&model).await,
+        Op::Submit(request) => submit::submit(*request, replies, connection, services).await,
+        Op::Attach { job, from } => {
+            let log = services.ask_scheduler(ReadLog(job.clone())).await?;
+            let log = log.ok_or_else(|| not_found("job", &job))?;
+            submit::stream(log.reader(from), replies).await
+        }
+        Op::Cancel { job } => {
+            let known = services.ask_scheduler(CancelJob(job.clone())).await?;
+            if known { Ok(Answer::Done) } else { Err(not_found("job", &job).into()) }
+        }
+        Op::List => services.list().await,
+        Op::Show(ShowTarget::Job(job)) => {
+            let detail = services.ask_scheduler(DetailOf(job.clone())).await?;
+            let detail = detail.ok_or_else(|| not_found("job", &job))?;
+            Ok(Answer::Job(Box::new(detail)))
+        }
+        Op::Show(ShowTarget::Session(session)) => services.show_session(session).await,
+        Op::Evict(target) => services.evict(target).await,
+        Op::Status => Ok(Answer::Status(Box::new(services.status().await?))),
+        Op::Tokenize { model, text, parse_special, add_bos } => {
+            let tokens = submit::tokenize(&model, text, parse_special, add_bos, services).await?;
+            Ok(Answer::Tokens(TokenIds(tokens)))
+        }
+        Op::Stop { drain } => {
+            services.stop.stop(if drain { StopReason::Drain } else { StopReason::Now });
+            Ok(Answer::Done)
+        }
+    }
+}
+
+impl Services {
+    pub(super) async fn ask_scheduler<M>(&self, message: M) -> Result<M::Result, Fault>
+    where
+        M: actix::Message + Send + 'static,
+        M::Result: Send,
+        SchedulerActor: actix::Handler<M>,
+        actix::Context<SchedulerActor>: ToEnvelope<SchedulerActor, M>,
+    {
+        self.scheduler.send(message).await.map_err(gone)
+    }
+
+    /// Finds a model and has it loaded.
+    pub(super) async fn want(&self, name: &str) -> Result<LoadWatch, Fault> {
+        let settings = self.catalog.find(name).ok_or_else(|| {
+            let folder =
+                "a file NAME.gguf in the models folder or a [models.NAME] of the configuration makes one";
+            fault(ErrorCode::NotFound, format!("there is no model {name:?}; {folder}"))
+        })?;
+        self.ask_scheduler(WantModel { model: name.into(), settings }).await?
+    }
+
+    async fn load(&self, name: &str, replies: &Replies) -> Result<Answer, Unanswered> {
+        let mut watch = self.want(name).await?;
+        loop {
+            let state = watch.borrow_and_update().clone();
+            match state {
+                LoadState::Loading(at) => {
+                    let (stage, done_bytes, total_bytes) = (at.stage, at.done_bytes, at.total_bytes);
+                    replies.send(Answer::Progress { stage, done_bytes, total_bytes }).await?;
+                }
+                LoadState::Failed(fault) => return Err(fault.into()),
+                LoadState::Ready(_) => break,
+            }
+            watch.changed().await.map_err(|_| fault(ErrorCode::Failed, "the load was given up"))?;
+        }
+        let models = self.models().await?;
+        let info =
+            models.into_iter().find(|info| info.name == name).ok_or_else(|| not_found("model", name))?;
+        Ok(Answer::Model(info))
+    }
+
+    async fn unload(&self, name: &str) -> Result<Answer, Unanswered> {
+        if self.catalog.find(name).is_none() {
+            return Err(not_found("model", format!("{name:?}")).into());
+        }
+        if let Some(gone) = self.ask_scheduler(Unload(name.into())).await?? {
+            gone.await.map_err(|_| fault(ErrorCode::Failed, "the unload was given up"))?;
+        }
+        Ok(Answer::Done)
+    }
+
+    pub(super) async fn models(&self) -> Result<Vec<ModelInfo>, Fault> {
+        let catalog = self.catalog.list();
+        let mut views = self.ask_scheduler(ModelStates(catalog.keys().cloned().collect())).await?;
+        let device = self.device_snapshot().await?.description.name;
+        let info = |(name, settings): (String, crate::config::ModelSettings)| {
+            let view = views.remove(&name);
+            let facts = view.as_ref().and_then(|view| view.facts.as_ref());
+            let file_bytes = || std::fs::metadata(&settings.path).map_or(0, |metadata| metadata.len());
+            ModelInfo {
+                state: view.as_ref().map_or(ModelState::Available, |view| view.state.clone()),
+                architecture: facts.map(|facts| facts.architecture.clone()).unwrap_or_default(),
+                path: settings.path.display().to_string(),
+                device: facts.map(|_| device.clone()),
+                weight_bytes: view.as_ref().and_then(|view| view.weight_bytes).unwrap_or_else(file_bytes),
+                context_tokens: facts.map(|facts| facts.context_tokens as u32),
+                has_template: facts.map(|facts| facts.has_template),
+                name,
+            }
+        };
+        Ok(catalog.into_iter().map(info).collect())
+    }
+
+    async fn device_snapshot(&self) -> Result<DeviceSnapshot, Fault> {
+        self.device.send(device::Snapshot).await.map_err(gone)
+    }
+
+    async fn sessions(&self, which: Option<&SessionId>) -> Result<Vec<SessionRow>, Fault> {
+        let which = which.map(|id| zllm_state::SessionId(id.to_string()));
+        self.kv.send(kv_store::Sessions(which)).await.map_err(gone)
+    }
+
+    async fn list(&self) -> Result<Answer, Unanswered> {
+        let jobs = self.ask_scheduler(JobsOf { session: None, limit: MAX_LIST_ROWS }).await?;
+        let mut rows = self.sessions(None).await?;
+        rows.sort_by(|a, b| b.last_use_ms.cmp(&a.last_use_ms).then_with(|| a.id.cmp(&b.id)));
+        rows.truncate(MAX_LIST_ROWS);
+        let active: HashSet<&SessionId> =
+            jobs.iter().filter(|job| is_live(job)).filter_map(|job| job.session.as_ref()).collect();
+        let sessions =
+            rows.into_iter().filter_map(|row| self.session_info(row, |id| active.contains(id))).collect();
+        Ok(Answer::Listing { sessions, jobs })
+    }
+
+    async fn show_session(&self, id: SessionId) -> Result<Answer, Unanswered> {
+        let mut jobs = self.ask_scheduler(JobsOf { session: Some(id.clone()), limit: MAX_LIST_ROWS }).await?;
+        let active = jobs.iter().any(is_live);
+        let row = self.sessions(Some(&id)).await?.pop();
+        let info = match row.and_then(|row| self.session_info(row, |_| active)) {
+            Some(info) => info,
+            // Its first job has not ended yet: there is a session, and no KV of it.
+            None => first_turn(&id, &jobs).ok_or_else(|| not_found("session", &id))?,
+        };
+        jobs.reverse();
+        Ok(Answer::Session(Box::new(SessionDetail { info, jobs })))
+    }
+
+    fn session_info(&self, row: SessionRow, is_active: impl Fn(&SessionId) -> bool) -> Option<SessionInfo> {
+        // Made from a proven id; one that is none any more would be a defect, and is left out rather than told.
+        let id = SessionId::new(row.id.0).ok()?;
+        Some(SessionInfo {
+            state: if is_active(&id) { SessionState::Active } else { SessionState::Idle },
+            id,
+            model: row.model,
+            tokens: row.tokens,
+            bytes: TierBytes { device: row.resident_bytes, ram: 0, ssd: 0 },
+            idle_ms: self.clock.unix_ms().saturating_sub(row.last_use_ms),
+        })
+    }
+
+    async fn evict(&self, target: EvictTarget) -> Result<Answer, Unanswered> {
+        let (message, missing) = match target {
+            EvictTarget::All => (Evict::All, None),
+            EvictTarget::Session(id) => (Evict::Session(zllm_state::SessionId(id.to_string())), Some(id)),
+        };
+        let evicted = self.kv.send(message).await.map_err(gone)?;
+        match (evicted, missing) {
+            (Some(evicted), _) => {
+                let kv_store::Evicted { sessions, blocks, bytes } = evicted;
+                Ok(Answer::Evicted { sessions, blocks, bytes })
+            }
+            (None, id) => Err(not_found("session", id.map(|id| id.to_string()).unwrap_or_default()).into()),
+        }
+    }
+
+    async fn status(&self) -> Result<Status, Fault> {
+        let scheduler::SchedulerSnapshot { load, draining } = self.ask_scheduler(scheduler::Snapshot).await?;
+        let kv = self.kv.send(kv_store::Snapshot).await.map_err(gone)?;
+        let device = self.device_snapshot().await?;
+        let totals = self.metrics.totals();
+        let used_bytes = device.loaded.values().map(|model| model.weight_bytes + model.kv_bytes).sum();
+        let blocks = kv.models.iter().map(|(model, figures)| BlockUsage {
+            model: model.to_string(),
+            tier: Tier::Device,
+            block_bytes: figures.block_bytes,
+            total: figures.total_blocks.into(),
+            used: figures.used_blocks.into(),
+            cached: figures.cached_blocks.into(),
+        });
+        Ok(Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_ms: self.clock.now().as_millis() as u64,
+            draining,
+            models: self.models().await?,
+            devices: vec![DeviceInfo {
+                name: device.description.name,
+                description: device.description.description,
+                total_bytes: device.description.total_bytes,
+                used_bytes,
+            }],
+            blocks: blocks.collect(),
+            queued_jobs: load.queued_jobs as u32,
+            queue_capacity: self.queue_capacity as u32,
+            running_jobs: load.running_jobs as u32,
+            sessions: kv.sessions as u32,
+            connections: self.metrics.connections().get() as u32,
+            jobs_done: totals.done,
+            jobs_failed: totals.failed,
+            jobs_cancelled: totals.cancelled,
+            jobs_refused: totals.refused,
+            prompt_tokens: totals.prompt_tokens,
+            cached_tokens: totals.cached_tokens,
+            generated_tokens: totals.generated_tokens,
+        })
+    }
+}
+
+/// The fault of an actor that does not answer; the process is about to end.
+fn gone(error: actix::MailboxError) -> Fault {
+    fault(ErrorCode::Failed, format!("the daemon is failing: {error}"))
+}
+
+fn is_live(job: &JobInfo) -> bool {
+    matches!(job.state, JobState::Queued | JobState::Running)
+}
+
+fn first_turn(id: &SessionId, jobs: &[JobInfo]) -> Option<SessionInfo> {
+    let job = jobs.iter().find(|job| is_live(job))?;
+    Some(SessionInfo {
+        id: id.clone(),
+        model: job.model.clone(),
+        state: SessionState::Active,
+        tokens: job.prompt_tokens + job.generated_tokens,
+        bytes: job.bytes,
+        idle_ms: job.idle_ms,
+    })
+}

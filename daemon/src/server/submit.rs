@@ -1,0 +1,170 @@
+//! From a request to a job: the model is loaded, the prompt tokenized off the event loop, the job submitted, its log streamed.
+
+use super::connection::Replies;
+use super::ops::{Services, Unanswered, fault};
+use crate::device::port::{Generate, Loaded};
+use crate::limits::{MAX_ARRIVING, MAX_LABEL_BYTES};
+use crate::metrics::Outcome;
+use crate::scheduler::SubmitJob;
+use crate::scheduler::core::ConnectionId;
+use crate::scheduler::log::LogReader;
+use crate::scheduler::models::LoadState;
+use tokio::sync::SemaphorePermit;
+use zllm_wire::{Answer, ErrorCode, Fault, GenerationParams, Prompt, Submit};
+
+/// Makes a job and, when asked, streams its events.
+pub(super) async fn submit(
+    request: Submit,
+    replies: &Replies,
+    connection: ConnectionId,
+    services: &Services,
+) -> Result<Answer, Unanswered> {
+    let Submit { model, prompt, params, session, detached, stream: streamed, label } = request;
+    if label.as_ref().is_some_and(|label| label.len() > MAX_LABEL_BYTES) {
+        let message = format!("the label is longer than {MAX_LABEL_BYTES} bytes");
+        return Err(refuse(services, fault(ErrorCode::Invalid, message)).into());
+    }
+    let bytes = request_bytes(&prompt, &params);
+    let ready = prepare(&model, prompt, params, services).await.map_err(|fault| refuse(services, fault))?;
+    let Ready { prompt, params, max_tokens, sampler } = ready;
+    let job = SubmitJob {
+        model: model.as_str().into(),
+        prompt,
+        max_tokens,
+        sampler,
+        params,
+        session,
+        label,
+        bytes,
+        owner: (!detached).then_some(connection),
+    };
+    let (job, log) = services.ask_scheduler(job).await??;
+    tracing::debug!(%job, "accepted");
+    replies.send(Answer::Accepted { job }).await?;
+    if streamed { stream(log.reader(0), replies).await } else { Ok(Answer::Done) }
+}
+
+/// Sends a log's events from a reader's place to the end.
+pub(super) async fn stream(mut reader: LogReader, replies: &Replies) -> Result<Answer, Unanswered> {
+    while let Some(events) = reader.next().await {
+        for (offset, event) in events {
+            replies.send(Answer::Event { offset, event }).await?;
+        }
+    }
+    Ok(Answer::Done)
+}
+
+/// The tokens of a text.
+pub(super) async fn tokenize(
+    model: &str,
+    text: String,
+    parse_special: bool,
+    add_bos: bool,
+    services: &Services,
+) -> Result<Vec<u32>, Fault> {
+    let _arriving = arrive(services)?;
+    let loaded = load(model, services).await?;
+    let tokens = off_the_loop(services, move || loaded.text.tokenize(&text, parse_special, add_bos)).await?;
+    tokens.map_err(|message| fault(ErrorCode::Invalid, message))
+}
+
+/// A request with everything done that needs the model's text side.
+struct Ready {
+    prompt: Vec<u32>,
+    params: GenerationParams,
+    max_tokens: usize,
+    sampler: Box<dyn Generate>,
+}
+
+async fn prepare(
+    model: &str,
+    prompt: Prompt,
+    params: GenerationParams,
+    services: &Services,
+) -> Result<Ready, Fault> {
+    let _arriving = arrive(services)?;
+    let loaded = load(model, services).await?;
+    let default_max_tokens = services.default_max_tokens;
+    let ready = off_the_loop(services, move || encode(&loaded, &prompt, params, default_max_tokens)).await?;
+    ready.map_err(|message| fault(ErrorCode::Invalid, message))
+}
+
+fn encode(
+    loaded: &Loaded,
+    prompt: &Prompt,
+    mut params: GenerationParams,
+    default_max_tokens: usize,
+) -> Result<Ready, String> {
+    let prompt = loaded.text.encode(prompt)?;
+    let context = loaded.text.facts().context_tokens;
+    if prompt.is_empty() {
+        return Err("the prompt is empty; give at least one token".into());
+    }
+    if prompt.len() >= context {
+        return Err(format!(
+            "the prompt has {} tokens, the context {context}: no room to answer",
+            prompt.len()
+        ));
+    }
+    if params.max_tokens == Some(0) {
+        return Err("max_tokens is 0; at least 1 works".into());
+    }
+    // The limit that the sampler keeps is the one that memory is reserved for.
+    let wanted = params.max_tokens.map_or(default_max_tokens, |tokens| tokens as usize);
+    let max_tokens = wanted.min(context - prompt.len());
+    params.max_tokens = Some(max_tokens as u32);
+    let sampler = loaded.text.generation(&prompt, &params)?;
+    Ok(Ready { prompt, params, max_tokens, sampler })
+}
+
+/// Takes a place among the requests that are not in the queue yet.
+fn arrive(services: &Services) -> Result<SemaphorePermit<'_>, Fault> {
+    services.arriving.try_acquire().map_err(|_| {
+        let message =
+            format!("{MAX_ARRIVING} requests wait for a model or for their tokens; try again in 1 s");
+        fault(ErrorCode::Refused { retry_after_ms: 1000 }, message)
+    })
+}
+
+async fn load(model: &str, services: &Services) -> Result<Loaded, Fault> {
+    let mut watch = services.want(model).await?;
+    let state = watch.wait_for(|state| !matches!(state, LoadState::Loading(_))).await;
+    match state.map(|state| state.clone()) {
+        Ok(LoadState::Ready(loaded)) => Ok(loaded),
+        Ok(LoadState::Failed(fault)) => Err(fault),
+        Ok(LoadState::Loading(_)) | Err(_) => Err(fault(ErrorCode::Failed, "the load was given up")),
+    }
+}
+
+/// Runs what takes a core for a while on the blocking pool, a few at a time.
+async fn off_the_loop<T: Send + 'static>(
+    services: &Services,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Fault> {
+    let _permit = services
+        .encoding
+        .acquire()
+        .await
+        .map_err(|_| fault(ErrorCode::Draining, "the daemon is stopping"))?;
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| fault(ErrorCode::Failed, format!("tokenizing failed: {error}")))
+}
+
+/// A request that never became a job counts as refused.
+fn refuse(services: &Services, fault: Fault) -> Fault {
+    services.metrics.request(Outcome::Refused);
+    fault
+}
+
+/// What a request takes while it waits, about.
+fn request_bytes(prompt: &Prompt, params: &GenerationParams) -> usize {
+    let prompt = match prompt {
+        Prompt::Text { text, .. } => text.len(),
+        Prompt::Chat { messages_json, tools_json } => {
+            messages_json.len() + tools_json.as_ref().map_or(0, String::len)
+        }
+        Prompt::Tokens(tokens) => tokens.0.len() * size_of::<u32>(),
+    };
+    let stop: usize = params.stop.iter().map(String::len).sum();
+    prompt + stop + params.sampling.logit_bias.len() * size_of::<zllm_wire::LogitBias>()
+}

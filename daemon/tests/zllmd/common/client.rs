@@ -1,0 +1,158 @@
+//! A blocking client of the socket protocol, several requests at once.
+
+use super::{MODEL, PATIENCE};
+use std::collections::VecDeque;
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use zllm_wire::{
+    Answer, ClientFrame, Event, FrameDecoder, GenerationParams, JobId, Op, Prompt, Reply, Request,
+    SamplingParams, ServerFrame, Submit, Usage, VERSION, write_frame,
+};
+
+/// One connection.
+pub(crate) struct Client {
+    pub(crate) stream: UnixStream,
+    frames: FrameDecoder,
+    next_id: u64,
+    /// Replies to requests other than the one that is waited for.
+    put_aside: VecDeque<Reply>,
+}
+
+/// What a job gave.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Answered {
+    pub(crate) text: String,
+    pub(crate) events: Vec<(u64, Event)>,
+    pub(crate) usage: Option<Usage>,
+}
+
+/// A request for `tokens` tokens after `prompt`, greedy.
+pub(crate) fn greedy(prompt: &str, tokens: u32) -> Submit {
+    let sampling = SamplingParams { temperature: Some(0.0), ..SamplingParams::default() };
+    Submit {
+        model: MODEL.into(),
+        prompt: Prompt::Text { text: prompt.into(), parse_special: false },
+        params: GenerationParams { sampling, max_tokens: Some(tokens), stop: vec![], ignore_eos: true },
+        session: None,
+        detached: false,
+        stream: true,
+        label: None,
+    }
+}
+
+impl Client {
+    /// Connects and says hello.
+    pub(crate) fn connect(socket: &Path) -> Self {
+        let mut client = Self::connect_raw(socket);
+        client.write(&ClientFrame::Hello { version: VERSION, client: "test".into() });
+        match client.read() {
+            Some(ServerFrame::Welcome { version, pid, .. }) => {
+                assert_eq!(version, VERSION);
+                assert!(pid > 0);
+            }
+            other => panic!("no welcome but {other:?}"),
+        }
+        client
+    }
+
+    /// Connects and says nothing.
+    pub(crate) fn connect_raw(socket: &Path) -> Self {
+        let stream = UnixStream::connect(socket).expect("the daemon listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        Self { stream, frames: FrameDecoder::new(), next_id: 1, put_aside: VecDeque::new() }
+    }
+
+    pub(crate) fn write(&mut self, frame: &ClientFrame) {
+        write_frame(&mut self.stream, frame).expect("the daemon reads");
+    }
+
+    /// The next frame; `None` when the daemon has closed.
+    pub(crate) fn read(&mut self) -> Option<ServerFrame> {
+        let mut buffer = [0; 64 << 10];
+        loop {
+            if let Some(frame) = self.frames.pop().expect("good frames") {
+                return Some(frame);
+            }
+            match self.stream.read(&mut buffer).expect("the daemon answers") {
+                0 => return None,
+                count => self.frames.push(&buffer[..count]),
+            }
+        }
+    }
+
+    /// Sends a request; its id.
+    pub(crate) fn send(&mut self, body: Op) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.write(&ClientFrame::Request(Request { id, body }));
+        id
+    }
+
+    /// The next answer to request `id`.
+    pub(crate) fn answer(&mut self, id: u64) -> Answer {
+        if let Some(at) = self.put_aside.iter().position(|reply| reply.id == id) {
+            return self.put_aside.remove(at).expect("found above").body;
+        }
+        loop {
+            match self.read().expect("the daemon is there") {
+                ServerFrame::Reply(reply) if reply.id == id => return reply.body,
+                ServerFrame::Reply(reply) => self.put_aside.push_back(reply),
+                other => panic!("no reply but {other:?}"),
+            }
+        }
+    }
+
+    /// Sends a request with one answer.
+    pub(crate) fn ask(&mut self, body: Op) -> Answer {
+        let id = self.send(body);
+        self.answer(id)
+    }
+
+    /// Submits and returns the request's and the job's id.
+    pub(crate) fn submit(&mut self, request: Submit) -> (u64, JobId) {
+        let id = self.send(Op::Submit(Box::new(request)));
+        match self.answer(id) {
+            Answer::Accepted { job } => (id, job),
+            other => panic!("not accepted but {other:?}"),
+        }
+    }
+
+    /// Reads the events of request `id` to their end.
+    pub(crate) fn finish(&mut self, id: u64) -> Answered {
+        let mut answered = Answered { text: String::new(), events: Vec::new(), usage: None };
+        loop {
+            match self.answer(id) {
+                Answer::Event { offset, event } => {
+                    match &event {
+                        Event::Text { text, .. } => answered.text.push_str(text),
+                        Event::Finished { usage, .. } => answered.usage = Some(*usage),
+                        Event::Failed { message } => panic!("the job failed: {message}"),
+                        Event::Queued { .. } | Event::Started { .. } => {}
+                    }
+                    answered.events.push((offset, event));
+                }
+                Answer::Done => return answered,
+                other => panic!("no event but {other:?}"),
+            }
+        }
+    }
+
+    /// Reads events of request `id` until the first text.
+    pub(crate) fn first_text(&mut self, id: u64) {
+        while !matches!(self.answer(id), Answer::Event { event: Event::Text { .. }, .. }) {}
+    }
+
+    /// Submits and waits for the end.
+    pub(crate) fn run(&mut self, request: Submit) -> Answered {
+        let (id, _) = self.submit(request);
+        self.finish(id)
+    }
+
+    pub(crate) fn status(&mut self) -> zllm_wire::Status {
+        match self.ask(Op::Status) {
+            Answer::Status(status) => *status,
+            other => panic!("no status but {other:?}"),
+        }
+    }
+}
