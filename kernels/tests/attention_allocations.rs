@@ -5,12 +5,15 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-use zllm_kernels::cpu::{
-    attention::{AttendArgs, AttendScratch, Span, append, attend},
-    isa::Isa,
-    kv::{KvArena, KvFormat, KvLayer, KvLayout},
-    ops::{RopeParams, RopeStyle, RopeTables, rms_norm_in_place, rope},
-    pool::Pool,
+use zllm_kernels::{
+    backend::{RopeStyle, Span},
+    cpu::{
+        attention::{AttendArgs, AttendScratch, append, attend},
+        isa::Isa,
+        kv::{KvArena, KvFormat, KvLayer, KvLayout},
+        ops::{RopeParams, RopeTables, rms_norm_in_place, rope},
+        pool::Pool,
+    },
 };
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
