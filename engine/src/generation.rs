@@ -96,8 +96,8 @@ impl Generation {
             (false, 0) => Some(FinishReason::Length),
             (false, _) => None,
         };
-        if finish.is_some() {
-            self.flush(&mut text);
+        if finish.is_some() && self.flush(&mut text) {
+            return Accepted { token, text, finish: Some(FinishReason::Stop) };
         }
         Accepted { token, text, finish }
     }
@@ -109,12 +109,11 @@ impl Generation {
         text
     }
 
-    fn flush(&mut self, text: &mut String) {
+    /// Lets go of what was held back; whether a stop string was complete in it.
+    fn flush(&mut self, text: &mut String) -> bool {
         self.piece.clear();
         self.detokenizer.finish(&mut self.piece);
-        if !self.stop.push(&self.piece, text) {
-            self.stop.finish(text);
-        }
+        self.stop.push(&self.piece, text) || self.stop.finish(text)
     }
 }
 

@@ -9,10 +9,18 @@ use zllm_engine::{
     spec::ModelSpec,
 };
 
-/// Name, what the oracle's log probabilities may be off by, and the mean KL that llama.cpp's own packed kernels have
-/// against the same rows. The reference looks GELU up in an f16 table, so the GELU family is given more.
-const MODELS: [(&str, f32, f64); 3] =
-    [("smollm2-135m", 2e-3, 0.0047), ("gemma3-270m", 5e-3, 0.0070), ("qwen2.5-coder-0.5b", 2e-3, 0.0010)];
+/// Name, and the mean KL that llama.cpp's own packed kernels have against the same rows.
+const MODELS: [(&str, f64); 3] =
+    [("smollm2-135m", 0.0047), ("gemma3-270m", 0.0070), ("qwen2.5-coder-0.5b", 0.0010)];
+/// Rows, and what the oracle's log probabilities may be off by. The engine that made `gemma3-270m.json` looks GELU up
+/// in a table of f16 values; `gemma3-270m.exact.json` has the same rows from a plain f64 pass (gemma3_exact.py), which
+/// the oracle must equal, and which is itself 1.1e-2 off the table's at worst.
+const ORACLE: [(&str, &str, f32); 4] = [
+    ("smollm2-135m", "smollm2-135m", 2e-3),
+    ("gemma3-270m", "gemma3-270m.exact", 2e-3),
+    ("gemma3-270m", "gemma3-270m", 1.2e-2),
+    ("qwen2.5-coder-0.5b", "qwen2.5-coder-0.5b", 2e-3),
+];
 /// Log probabilities below this are compared by nobody: they are far in the tail.
 const COMPARED_ABOVE: f64 = -6.0;
 
@@ -41,12 +49,12 @@ fn prompts(name: &str) -> Vec<Prompt> {
 
 #[test]
 fn oracle_log_probabilities_and_greedy_tokens_equal_the_reference() {
-    for (name, allowed, _) in MODELS {
+    for (name, rows, allowed) in ORACLE {
         let file = GgufFile::open(&common::model(name)).expect("a model");
         let spec = ModelSpec::read(&file).expect("a supported family");
         let mut oracle = Oracle::load(&file, spec, 2).expect("decodable");
         let (mut worst, mut compared) = (0f32, 0);
-        for prompt in prompts(name) {
+        for prompt in prompts(rows) {
             oracle.reset();
             let logits = oracle.forward(&prompt.tokens);
             for (row, top) in logits.iter().zip(&prompt.top) {
@@ -59,18 +67,18 @@ fn oracle_log_probabilities_and_greedy_tokens_equal_the_reference() {
             // The fed tokens are the reference's greedy ones, so equal choices at every place are equal texts.
             let greedy: Vec<u32> =
                 logits[prompt.prompt_tokens - 1..].iter().map(|row| log_probabilities(row, 1)[0].0).collect();
-            assert_eq!(greedy, prompt.greedy, "{name}: greedy tokens");
+            assert_eq!(greedy, prompt.greedy, "{rows}: greedy tokens");
         }
         println!(
             "{name}: {compared} log probabilities, worst difference {worst:.2e} (allowed {allowed:.0e})"
         );
-        assert!(compared > 500 && worst <= allowed, "{name}: {worst} off");
+        assert!(compared > 500 && worst <= allowed, "{rows}: {worst} off");
     }
 }
 
 #[test]
 fn cpu_backend_is_as_near_as_llama_cpp() {
-    for (name, _, allowed) in MODELS {
+    for (name, allowed) in MODELS {
         let options = LoadOptions { max_batch_rows: 64, kv_budget_bytes: 64 << 20, ..LoadOptions::default() };
         let mut model = LoadedModel::load(&common::model(name), &options, &mut |_| {}).expect("a model");
         let (mut sum, mut rows, mut same) = (0.0, 0, 0);

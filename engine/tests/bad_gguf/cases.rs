@@ -6,8 +6,6 @@ use crate::gguf_writer::*;
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) bytes: Vec<u8>,
-    /// Whether the fault is one of the model that the file describes, not of the file: a GGUF reader accepts it.
-    pub(crate) fault_of_model: bool,
     /// Words that the message must hold: the key, tensor or offset, and what is wrong.
     pub(crate) says: &'static [&'static str],
 }
@@ -36,14 +34,8 @@ fn llama_header(key: &str, value: u32, also: Option<(&str, u32)>) -> File {
     file.entry("llama.attention.layer_norm_rms_epsilon", F32, &1e-5f32.to_le_bytes())
 }
 
-/// A fault of the file.
 fn file(name: &'static str, file: File, says: &'static [&'static str]) -> Case {
-    Case { name, bytes: file.0, fault_of_model: false, says }
-}
-
-/// A fault of the model that a sound file describes.
-fn model(name: &'static str, file: File, says: &'static [&'static str]) -> Case {
-    Case { name, bytes: file.0, fault_of_model: true, says }
+    Case { name, bytes: file.0, says }
 }
 
 /// All 46.
@@ -178,12 +170,12 @@ fn models() -> Vec<Case> {
     const KV_HEADS: &str = "llama.attention.head_count_kv";
     let zebra = File::new(0, 1).text("general.architecture", "zebra9");
     vec![
-        model("architecture_unknown", zebra, &["zebra9", "llama"]),
-        model("metadata_only", llama_header("", 0, None), &["token_embd.weight"]),
-        model("block_count_zero", llama_header("llama.block_count", 0, None), &["block_count"]),
-        model("block_count_huge", llama_header("llama.block_count", 1 << 31, None), &["block_count"]),
-        model("head_count_zero", llama_header(HEADS, 0, None), &["head_count"]),
-        model("head_count_kv_zero", llama_header(KV_HEADS, 0, None), &["head_count_kv"]),
-        model("head_count_not_divisible", llama_header(HEADS, 5, Some((KV_HEADS, 3))), &["5", "3"]),
+        file("architecture_unknown", zebra, &["zebra9", "llama"]),
+        file("metadata_only", llama_header("", 0, None), &["token_embd.weight"]),
+        file("block_count_zero", llama_header("llama.block_count", 0, None), &["block_count"]),
+        file("block_count_huge", llama_header("llama.block_count", 1 << 31, None), &["block_count"]),
+        file("head_count_zero", llama_header(HEADS, 0, None), &["head_count"]),
+        file("head_count_kv_zero", llama_header(KV_HEADS, 0, None), &["head_count_kv"]),
+        file("head_count_not_divisible", llama_header(HEADS, 5, Some((KV_HEADS, 3))), &["5", "3"]),
     ]
 }
