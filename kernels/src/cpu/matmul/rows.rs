@@ -145,6 +145,20 @@ pub(super) struct Rows {
     pub(super) starts: *const i32,
 }
 
+impl Rows {
+    /// The rows from `row` on, for formats with `spans` scales a block.
+    #[inline(always)]
+    pub(super) fn starting_at(self, row: usize, cols: usize, spans: usize) -> Self {
+        let blocks = row * (cols / BLOCK_COLS);
+        Self {
+            codes: self.codes.wrapping_add(row * cols),
+            scale: self.scale.wrapping_add(blocks),
+            scaled_sum: self.scaled_sum.wrapping_add(blocks),
+            starts: self.starts.wrapping_add(blocks * spans),
+        }
+    }
+}
+
 /// Parts of the scratch for a run of blocks.
 pub(super) struct Quantised<'a> {
     codes: &'a mut [i8],

@@ -23,7 +23,7 @@ pub(super) trait Source<F: Format>: Copy {
     unsafe fn pair<S: Simd>(self, block: usize, pair: usize, vector: usize) -> [S::Codes; 2];
     /// Scale and minimum of a span of a block.
     unsafe fn scales<S: Simd>(self, block: usize, span: usize, vector: usize) -> (S::Floats, S::Floats);
-    /// Fetches what lies `ahead` bytes after a block. May point anywhere.
+    /// Fetches what lies `ahead` bytes after a block, which may be anywhere; nothing when it is 0.
     unsafe fn prefetch(self, block: usize, ahead: usize);
 }
 
@@ -109,6 +109,9 @@ impl<F: Format> Source<F> for Packed<F> {
 
     #[inline(always)]
     unsafe fn prefetch(self, block: usize, ahead: usize) {
+        if ahead == 0 {
+            return;
+        }
         // The first block of a unit fetches the header too.
         let from =
             if block.is_multiple_of(F::UNIT_BLOCKS) { F::header_at(block) } else { F::codes_at(block) };

@@ -206,12 +206,8 @@ unsafe fn multiply_tile<S: Simd, F: Format, G: Source<F>, const M: usize, const 
     first: usize,
 ) {
     let blocks = job.cols / BLOCK_COLS;
-    let codes = job.rows.codes.wrapping_add(tile.row * job.cols);
-    let scale = job.rows.scale.wrapping_add(tile.row * blocks);
-    let scaled_sum = job.rows.scaled_sum.wrapping_add(tile.row * blocks);
-    let starts = job.rows.starts.wrapping_add(tile.row * blocks * F::SPANS);
+    let rows = job.rows.starting_at(tile.row, job.cols, F::SPANS);
     let corrected = F::OFFSET != 0 && !(F::BITS == 8 && S::SIGNED_BYTES);
-    let settle_every = S::quads_between_settles(F::BITS);
     // SAFETY: as the caller promises: rows tile.row..tile.row + M of the activations, blocks and vectors of the group, and
     // 32 outputs of each of the M rows.
     unsafe {
@@ -225,14 +221,13 @@ unsafe fn multiply_tile<S: Simd, F: Format, G: Source<F>, const M: usize, const 
             }
         }
         for b in tile.blocks.clone() {
-            if tile.ahead != 0 {
-                source.prefetch(b, tile.ahead);
-            }
+            source.prefetch(b, tile.ahead);
             let mut partial = [[S::no_partial(); N]; M];
             let mut ints = [[S::ints(0); N]; M];
             for span in 0..F::SPANS {
                 for m in 0..M {
-                    let start = if corrected { *starts.add((m * blocks + b) * F::SPANS + span) } else { 0 };
+                    let start =
+                        if corrected { *rows.starts.add((m * blocks + b) * F::SPANS + span) } else { 0 };
                     ints[m] = [S::ints(start); N];
                 }
                 for pair in span * QUADS / 2 / F::SPANS..(span + 1) * QUADS / 2 / F::SPANS {
@@ -243,28 +238,25 @@ unsafe fn multiply_tile<S: Simd, F: Format, G: Source<F>, const M: usize, const 
                     for side in 0..2 {
                         let quad = 2 * pair + side;
                         for m in 0..M {
-                            let x = S::four_activations(codes.add(m * job.cols + b * BLOCK_COLS + 4 * quad));
+                            let x =
+                                S::four_activations(rows.codes.add(m * job.cols + b * BLOCK_COLS + 4 * quad));
                             for n in 0..N {
                                 S::dot(&mut ints[m][n], &mut partial[m][n], F::BITS, weights[n][side], x);
                             }
                         }
-                        if (quad + 1) % settle_every == 0 {
-                            for m in 0..M {
-                                for n in 0..N {
-                                    S::settle(&mut ints[m][n], &mut partial[m][n]);
-                                }
-                            }
+                        if (quad + 1) % S::quads_between_settles(F::BITS) == 0 {
+                            settle::<S, M, N>(&mut ints, &mut partial);
                         }
                     }
                 }
                 for n in 0..N {
                     let (weight_scale, minimum) = source.scales::<S>(b, span, first + n);
                     for m in 0..M {
-                        let x = S::floats(*scale.add(m * blocks + b));
+                        let x = S::floats(*rows.scale.add(m * blocks + b));
                         acc[m][n] = S::fma(S::mul(S::to_floats(ints[m][n]), x), weight_scale, acc[m][n]);
                         if F::HAS_MINIMUM {
-                            let sum = S::floats(*scaled_sum.add(m * blocks + b));
-                            acc[m][n] = S::fma(minimum, sum, acc[m][n]);
+                            acc[m][n] =
+                                S::fma(minimum, S::floats(*rows.scaled_sum.add(m * blocks + b)), acc[m][n]);
                         }
                     }
                 }
@@ -274,6 +266,23 @@ unsafe fn multiply_tile<S: Simd, F: Format, G: Source<F>, const M: usize, const 
             for n in 0..N {
                 S::store_floats(output(m, n), acc[m][n]);
             }
+        }
+    }
+}
+
+/// Moves all partial sums of a tile.
+///
+/// # Safety
+/// As for [`Simd`].
+#[inline(always)]
+unsafe fn settle<S: Simd, const M: usize, const N: usize>(
+    ints: &mut [[S::Ints; N]; M],
+    partial: &mut [[S::Partial; N]; M],
+) {
+    for m in 0..M {
+        for n in 0..N {
+            // SAFETY: as the caller promises.
+            unsafe { S::settle(&mut ints[m][n], &mut partial[m][n]) };
         }
     }
 }
