@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::device::DeviceActor;
 use crate::device::port::Device;
 use crate::kv_store::KvStoreActor;
-use crate::limits::FLUSH_TIMEOUT;
+use crate::limits::{FLUSH_TIMEOUT, STUCK_AFTER};
 use crate::metrics::Metrics;
 use crate::metrics::http::{self, Pages};
 use crate::pulse::{Organ, Pulses};
@@ -21,7 +21,7 @@ use crate::scheduler::models::LoadState;
 use crate::scheduler::{Drain, Fellows, SchedulerActor, WantModel};
 use crate::server::listen::{Listening, SocketGuard};
 use crate::server::{self, Life, Services};
-use crate::stop::{StopListener, StopReason};
+use crate::stop::{StopHandle, StopListener, StopReason};
 use crate::{notify, server::listen};
 use anyhow::{Context, bail};
 use std::net::TcpListener;
@@ -84,9 +84,52 @@ pub(crate) async fn run(
     let (pulses, mut deaths) = Pulses::new();
     let (stop, mut stops) = StopListener::new().context("signals")?;
     let (life, seen_life) = watch::channel(Life::Serving);
-    let metrics = Arc::new(Metrics::new(clock.started_unix_seconds()));
     let ready = Arc::new(AtomicBool::new(false));
+    let services = Rc::new(start_actors(&config, device, clock, &pulses, stop)?);
 
+    let (listener, _socket_guard) = bound.socket.into_parts();
+    let listener = tokio::net::UnixListener::from_std(listener).context("the listening socket")?;
+    let serving = server::serve(listener, bound.policy, config.connections, services.clone(), seen_life);
+    let serving = actix::spawn(serving);
+    let _metrics_guard = serve_pages(&services, &ready, bound.metrics_tcp, bound.metrics_unix)?;
+    actix::spawn(notify::feed_watchdog(pulses.clone()));
+
+    let reason = tokio::select! {
+        reason = stops.next() => reason,
+        died = deaths.recv() => return Err(death(died)),
+        failed = start_up(&config, &services, &ready) => return Err(failed),
+    };
+
+    tracing::info!(?reason, "stopping");
+    notify::stopping("ending the jobs");
+    ready.store(false, Ordering::Relaxed);
+    life.send_replace(Life::Draining);
+    let time = if reason == StopReason::Drain { config.drain } else { Duration::ZERO };
+    let ended = tokio::select! {
+        () = drain(&services.scheduler, clock.now() + time) => Ended::Orderly,
+        _ = stops.next() => Ended::AtOnce,
+        () = tokio::time::sleep(time + STUCK_AFTER) => {
+            tracing::error!("the device does not give its jobs back; ending without it");
+            Ended::AtOnce
+        }
+        died = deaths.recv() => return Err(death(died)),
+    };
+    // Whatever is dropped from here on is meant to be.
+    pulses.end_on_purpose();
+    let _ = serving.await;
+    life.send_replace(Life::Closing);
+    close_connections(&services).await;
+    Ok(ended)
+}
+
+fn start_actors(
+    config: &Config,
+    device: Box<dyn Device>,
+    clock: Clock,
+    pulses: &Pulses,
+    stop: StopHandle,
+) -> anyhow::Result<Services> {
+    let metrics = Arc::new(Metrics::new(clock.started_unix_seconds()));
     let device = DeviceActor::spawn(device, clock, pulses.clone()).context("the device's thread")?;
     let kv = KvStoreActor::spawn(pulses.clone());
     let fellows = Fellows {
@@ -98,66 +141,27 @@ pub(crate) async fn run(
     };
     let scheduler = SchedulerActor::spawn(config.core.clone(), fellows);
     let (arriving, encoding) = Services::arrival_bounds();
-    let services = Rc::new(Services {
-        scheduler: scheduler.clone(),
-        kv: kv.clone(),
-        device: device.clone(),
-        metrics: metrics.clone(),
+    let (models, folder) = (config.models.clone(), config.models_dir.clone());
+    Ok(Services {
+        scheduler,
+        kv,
+        device,
+        metrics,
         clock,
-        catalog: Catalog::new(
-            config.models.clone(),
-            config.models_dir.clone(),
-            config.model_defaults.clone(),
-        ),
+        catalog: Catalog::new(models, folder, config.model_defaults.clone()),
         stop,
         default_max_tokens: config.default_max_tokens,
         queue_capacity: config.core.queued_jobs,
         arriving,
         encoding,
-    });
-
-    let (listener, _socket_guard) = bound.socket.into_parts();
-    let listener = tokio::net::UnixListener::from_std(listener).context("the listening socket")?;
-    let serving = server::serve(listener, bound.policy, config.connections, services.clone(), seen_life);
-    let serving = actix::spawn(serving);
-    let pages = Pages { scheduler: scheduler.clone(), kv, device, metrics, ready: ready.clone() };
-    let _metrics_guard = serve_pages(pages, bound.metrics_tcp, bound.metrics_unix)?;
-    actix::spawn(notify::feed_watchdog(pulses.clone()));
-
-    let reason = tokio::select! {
-        reason = stops.next() => reason,
-        died = deaths.recv() => return Err(death(died)),
-        failed = start_up(&config, &scheduler, &services.catalog, &ready) => return Err(failed),
-    };
-
-    tracing::info!(?reason, "stopping");
-    notify::stopping("ending the jobs");
-    ready.store(false, Ordering::Relaxed);
-    life.send_replace(Life::Draining);
-    let deadline = clock.now() + if reason == StopReason::Drain { config.drain } else { Duration::ZERO };
-    let ended = tokio::select! {
-        () = drain(&scheduler, deadline) => Ended::Orderly,
-        _ = stops.next() => Ended::AtOnce,
-        died = deaths.recv() => return Err(death(died)),
-    };
-    // Whatever is dropped from here on is meant to be.
-    pulses.end_on_purpose();
-    let _ = serving.await;
-    life.send_replace(Life::Closing);
-    close_connections(&services).await;
-    Ok(ended)
+    })
 }
 
 /// Loads the start-up models and reports ready; then waits for ever. Returns only with a failure.
-async fn start_up(
-    config: &Config,
-    scheduler: &actix::Addr<SchedulerActor>,
-    catalog: &Catalog,
-    ready: &AtomicBool,
-) -> anyhow::Error {
+async fn start_up(config: &Config, services: &Services, ready: &AtomicBool) -> anyhow::Error {
     for name in config.startup_models() {
         notify::status(&format!("loading {name}"));
-        if let Err(error) = load(name, scheduler, catalog).await {
+        if let Err(error) = load(name, services).await {
             return error;
         }
     }
@@ -167,9 +171,10 @@ async fn start_up(
     std::future::pending().await
 }
 
-async fn load(name: &str, scheduler: &actix::Addr<SchedulerActor>, catalog: &Catalog) -> anyhow::Result<()> {
-    let settings = catalog.find(name).with_context(|| format!("model {name:?} is not configured"))?;
-    let mut watch = scheduler.send(WantModel { model: name.into(), settings }).await??;
+async fn load(name: &str, services: &Services) -> anyhow::Result<()> {
+    let settings =
+        services.catalog.find(name).with_context(|| format!("model {name:?} is not configured"))?;
+    let mut watch = services.scheduler.send(WantModel { model: name.into(), settings }).await??;
     let state = watch.wait_for(|state| !matches!(state, LoadState::Loading(_))).await?.clone();
     match state {
         LoadState::Failed(fault) => bail!("a model that is to be loaded at start failed: {}", fault.message),
@@ -178,11 +183,19 @@ async fn load(name: &str, scheduler: &actix::Addr<SchedulerActor>, catalog: &Cat
 }
 
 fn serve_pages(
-    pages: Pages,
+    services: &Services,
+    ready: &Arc<AtomicBool>,
     tcp: Option<TcpListener>,
     unix: Option<Listening>,
 ) -> anyhow::Result<Option<SocketGuard>> {
     let (unix, guard) = unix.map(Listening::into_parts).unzip();
+    let pages = Pages {
+        scheduler: services.scheduler.clone(),
+        kv: services.kv.clone(),
+        device: services.device.clone(),
+        metrics: services.metrics.clone(),
+        ready: ready.clone(),
+    };
     if let Some(server) = http::server(pages, tcp, unix).context("the metrics endpoint")? {
         actix::spawn(async move {
             if let Err(error) = server.await {

@@ -14,7 +14,7 @@ pub(crate) use file::{KvFormatName, LoadWhen};
 use crate::limits;
 use crate::scheduler::core::CoreLimits;
 use anyhow::Context;
-use file::{ConfigFile, ModelEntry};
+use file::{ConfigFile, LimitsTable, ModelEntry};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -92,44 +92,8 @@ impl Config {
         base: Option<&Path>,
     ) -> anyhow::Result<Self> {
         let file_limits = file.limits;
-        let count = |name: &str, flag: Option<usize>, file: Option<usize>, default: usize| {
-            let value = flag.or(file).unwrap_or(default);
-            anyhow::ensure!(value > 0, "{name} is 0; at least 1 works");
-            Ok(value)
-        };
-        let core = CoreLimits {
-            queued_jobs: count(
-                "limits.queued_jobs",
-                None,
-                file_limits.queued_jobs,
-                limits::DEFAULT_QUEUED_JOBS,
-            )?,
-            queued_prompt_tokens: count(
-                "limits.queued_prompt_tokens",
-                None,
-                file_limits.queued_prompt_tokens,
-                limits::DEFAULT_QUEUED_PROMPT_TOKENS,
-            )?,
-            queued_bytes: count(
-                "limits.queued_bytes",
-                None,
-                file_limits.queued_bytes,
-                limits::DEFAULT_QUEUED_BYTES,
-            )?,
-            running_jobs: count(
-                "limits.running_jobs",
-                cli.running_jobs,
-                file_limits.running_jobs,
-                limits::DEFAULT_RUNNING_JOBS,
-            )?,
-            prefill_chunk_tokens: count(
-                "limits.prefill_chunk_tokens",
-                cli.prefill_chunk_tokens,
-                file_limits.prefill_chunk_tokens,
-                limits::DEFAULT_PREFILL_CHUNK_TOKENS,
-            )?,
-        };
-        let threads = count("threads", cli.threads, file.threads, cores::physical_cores())?;
+        let core = core_limits(&file_limits, cli)?;
+        let threads = count("threads", cli.threads.or(file.threads), cores::physical_cores())?;
         let model_defaults = ModelDefaults {
             kv_format: KvFormatName::I16,
             kv_budget_bytes: limits::DEFAULT_KV_BUDGET_BYTES,
@@ -153,16 +117,10 @@ impl Config {
             log: cli.log.clone().or(file.log).unwrap_or_else(|| "info".to_owned()),
             default_max_tokens: count(
                 "limits.default_max_tokens",
-                None,
                 file_limits.default_max_tokens,
                 limits::DEFAULT_MAX_TOKENS,
             )?,
-            connections: count(
-                "limits.connections",
-                None,
-                file_limits.connections,
-                limits::DEFAULT_CONNECTIONS,
-            )?,
+            connections: count("limits.connections", file_limits.connections, limits::DEFAULT_CONNECTIONS)?,
             drain: Duration::from_secs(
                 cli.drain_seconds.or(file_limits.drain_seconds).unwrap_or(limits::DEFAULT_DRAIN_SECONDS),
             ),
@@ -196,6 +154,33 @@ impl Config {
     pub(crate) fn startup_models(&self) -> impl Iterator<Item = &str> {
         self.models.iter().filter(|(_, model)| model.load == LoadWhen::Start).map(|(name, _)| name.as_str())
     }
+}
+
+/// A count that was given, or its default.
+fn count(name: &str, given: Option<usize>, default: usize) -> anyhow::Result<usize> {
+    anyhow::ensure!(given != Some(0), "{name} is 0; at least 1 works");
+    Ok(given.unwrap_or(default))
+}
+
+fn core_limits(file: &LimitsTable, cli: &Cli) -> anyhow::Result<CoreLimits> {
+    let running_jobs = cli.running_jobs.or(file.running_jobs);
+    let chunk = cli.prefill_chunk_tokens.or(file.prefill_chunk_tokens);
+    let (tokens, bytes) = (file.queued_prompt_tokens, file.queued_bytes);
+    Ok(CoreLimits {
+        queued_jobs: count("limits.queued_jobs", file.queued_jobs, limits::DEFAULT_QUEUED_JOBS)?,
+        queued_prompt_tokens: count(
+            "limits.queued_prompt_tokens",
+            tokens,
+            limits::DEFAULT_QUEUED_PROMPT_TOKENS,
+        )?,
+        queued_bytes: count("limits.queued_bytes", bytes, limits::DEFAULT_QUEUED_BYTES)?,
+        running_jobs: count("limits.running_jobs", running_jobs, limits::DEFAULT_RUNNING_JOBS)?,
+        prefill_chunk_tokens: count(
+            "limits.prefill_chunk_tokens",
+            chunk,
+            limits::DEFAULT_PREFILL_CHUNK_TOKENS,
+        )?,
+    })
 }
 
 fn model(

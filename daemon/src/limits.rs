@@ -57,6 +57,8 @@ pub(crate) const TICK: Duration = Duration::from_millis(200);
 
 /// Longest path of a Unix socket: `sun_path` has 108 bytes with the closing NUL.
 pub(crate) const MAX_SOCKET_PATH_BYTES: usize = 107;
+/// How long after a drain's deadline the step on the device may take before the daemon ends without it.
+pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(5);
 /// Shortest and longest time that a refused client is told to wait.
 pub(crate) const RETRY_AFTER: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_secs(60);

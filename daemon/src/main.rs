@@ -21,6 +21,7 @@ mod stop;
 
 use clap::Parser;
 use config::{Cli, Config};
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
@@ -50,7 +51,8 @@ fn start(cli: &Cli) -> anyhow::Result<ExitCode> {
     }
     let filter = EnvFilter::try_new(&config.log)
         .map_err(|error| anyhow::anyhow!("log is {:?}: {error}; a level such as info works", config.log))?;
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();
     panics::install_hook();
     // Before any thread: binding sets the process's umask for a moment.
     let bound = app::Bound::bind(&config)?;

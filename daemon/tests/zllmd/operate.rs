@@ -182,10 +182,11 @@ fn systemd_hears_ready_when_a_request_can_be_served_and_a_watchdog_while_all_mov
 fn a_stuck_device_thread_starves_the_watchdog_and_nothing_else() {
     let builder = Builder::new();
     let notify = NotifySocket::bind(builder.folder());
-    let daemon = builder
+    let mut daemon = builder
         .env("NOTIFY_SOCKET", notify.path())
         .env("WATCHDOG_USEC", "2000000")
         .env("ZLLM_DEBUG_STALL_AFTER_STEPS", "2")
+        .env("ZLLM_DRAIN_SECONDS", "0")
         .spawn();
     notify.expect("READY=1");
     notify.expect("WATCHDOG=1");
@@ -196,6 +197,38 @@ fn a_stuck_device_thread_starves_the_watchdog_and_nothing_else() {
     notify.count("WATCHDOG=1", Duration::from_secs(1));
     assert_eq!(notify.count("WATCHDOG=1", Duration::from_secs(3)), 0);
     assert_eq!(client.status().running_jobs, 1, "the actors still answer");
+    daemon.signal("TERM");
+    assert_eq!(daemon.wait().code(), Some(1), "it ends without the device");
+}
+
+/// As systemd does it: the socket is descriptor 3, `LISTEN_PID` names the daemon.
+#[test]
+fn a_socket_handed_over_by_systemd_is_served_and_left_alone() {
+    let folder = tempfile::tempdir().expect("scratch folder");
+    let path = folder.path().join("activated");
+    let listener = UnixListener::bind(&path).expect("bind");
+    let mut daemon = Builder::new().activated(listener).start();
+    let mut client = Client::connect(&path);
+    assert_eq!(client.run(greedy("x", 2)).usage.expect("served").generated_tokens, 2);
+    assert!(!daemon.socket().exists(), "it binds no socket of its own");
+    daemon.signal("TERM");
+    assert_eq!(daemon.wait().code(), Some(0));
+    assert!(path.exists(), "the file is systemd's");
+}
+
+#[test]
+fn a_client_that_does_not_read_slows_itself_alone() {
+    let daemon = Daemon::start();
+    let mut deaf = daemon.connect();
+    let (first, job) = deaf.submit(greedy("Once upon a time", 50));
+    // Answers far beyond what the kernel keeps for a socket; nobody reads them.
+    for _ in 0..4 * zllm_wire::limits::MAX_IN_FLIGHT {
+        deaf.send(Op::Attach { job: job.clone(), from: 0 });
+    }
+    let mut other = daemon.connect();
+    let answer = other.run(greedy("The capital of France is", 20));
+    assert_eq!(answer.usage.expect("finished").generated_tokens, 20);
+    assert_eq!(deaf.finish(first).usage.expect("its events were kept").generated_tokens, 50);
 }
 
 #[test]

@@ -97,6 +97,22 @@ impl Builder {
         self
     }
 
+    /// Started with a listening socket as descriptor 3. A shell puts it there: the daemon's own id is known only then.
+    pub(crate) fn activated(mut self, listener: std::os::unix::net::UnixListener) -> Self {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "exec env LISTEN_FDS=1 LISTEN_PID=$$ \"$0\" \"$@\" 3<&0 0</dev/null"]);
+        shell.arg(self.command.get_program()).args(self.command.get_args());
+        for (name, value) in self.command.get_envs() {
+            match value {
+                Some(value) => shell.env(name, value),
+                None => shell.env_remove(name),
+            };
+        }
+        shell.stdin(std::os::fd::OwnedFd::from(listener)).stdout(Stdio::null());
+        self.command = shell;
+        self
+    }
+
     /// The scratch folder.
     pub(crate) fn folder(&self) -> &Path {
         self.folder.path()
