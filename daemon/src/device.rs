@@ -129,8 +129,11 @@ impl Actor for DeviceActor {
     fn started(&mut self, ctx: &mut Self::Context) {
         ctx.run_interval(TICK, |actor, _| {
             actor.pulses.beat(Organ::Device);
-            // A full channel means that the thread is busy: its own beats will tell whether it moves.
-            let _ = actor.commands.try_send(Command::Ping);
+            // Into an empty channel alone: a busy thread beats by itself, and pings must not take the others' places.
+            if actor.commands.capacity() == actor.commands.max_capacity() {
+                // An error means that the thread has died, which its guard has reported.
+                let _ = actor.commands.try_send(Command::Ping);
+            }
         });
     }
 }

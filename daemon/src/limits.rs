@@ -50,8 +50,9 @@ pub(crate) const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Mailbox of each actor.
 pub(crate) const MAILBOX_MESSAGES: usize = 256;
-/// Commands that wait for the device thread: one step, one forget, a ping, and loads.
+/// Commands that wait for the device thread: one step, one ping, and a load or an unload for each model.
 pub(crate) const DEVICE_COMMANDS: usize = 64;
+const _: () = assert!(DEVICE_COMMANDS >= 2 + 2 * MAX_LOADED_MODELS, "no command is ever refused");
 /// How often each actor, and the device thread through a ping, shows that it makes progress.
 pub(crate) const TICK: Duration = Duration::from_millis(200);
 

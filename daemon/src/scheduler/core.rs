@@ -92,7 +92,7 @@ impl Core {
                 assert!(!self.has_jobs(&model), "a model is unloaded when its jobs have ended");
                 self.models.remove(&model);
             }
-            Input::Submit(job) => self.submit(job, now),
+            Input::Submit(job) => self.submit(job),
             Input::Cancel(job) => self.cancel(job, now),
             Input::OwnerGone(owner) => self.cancel_where(now, |job| job.owner == Some(owner)),
             Input::Leased { job, result } => self.leased(job, result, now),
@@ -140,7 +140,7 @@ impl Core {
 
     // ---- arrival ----
 
-    fn submit(&mut self, new: NewJob, now: Uptime) {
+    fn submit(&mut self, new: NewJob) {
         assert!(
             !new.prompt.is_empty() && new.max_tokens > 0,
             "the caller refuses empty prompts and empty answers"
@@ -154,7 +154,7 @@ impl Core {
         self.queued_tokens += new.prompt.len();
         self.queued_bytes += new.bytes;
         self.queue.push_back(id);
-        let previous = self.jobs.insert(id, Job::new(new, now));
+        let previous = self.jobs.insert(id, Job::new(new));
         assert!(previous.is_none(), "job numbers are used once");
         self.actions.push(Action::Event { job: id, event: Event::Queued { position } });
     }
@@ -227,7 +227,7 @@ impl Core {
                 };
                 let cached = lease.cached_tokens;
                 job.phase = Phase::Running(Running::new(&job.prompt, lease, now));
-                let waited = now.saturating_sub(job.submitted_at);
+                let waited = now.saturating_sub(job.arrived_at);
                 self.unqueue(id);
                 self.running.push(id);
                 if cancelled {
@@ -331,7 +331,7 @@ impl Core {
         if let Some(accepted) = accepted {
             self.actions.push(Action::Token { job: id });
             self.actions.push(Action::Measure(Measure::Generated));
-            self.actions.push(Action::Measure(running.note_token(accepted.token, now, job.submitted_at)));
+            self.actions.push(Action::Measure(running.note_token(accepted.token, now, job.arrived_at)));
             running.unsent_tokens += 1;
             if !accepted.text.is_empty() {
                 let tokens = std::mem::take(&mut running.unsent_tokens);

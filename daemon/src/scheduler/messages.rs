@@ -39,6 +39,7 @@ pub(crate) struct SubmitJob {
     pub(crate) session: Option<SessionId>,
     pub(crate) label: Option<String>,
     pub(crate) bytes: usize,
+    pub(crate) arrived_at: Uptime,
     /// The connection whose end cancels it.
     pub(crate) owner: Option<ConnectionId>,
 }
@@ -172,7 +173,7 @@ impl Handler<SubmitJob> for SchedulerActor {
             params: job.params,
             prompt_tokens: job.prompt.len() as u64,
         };
-        self.jobs.insert(number, record, self.fellows.clock.now());
+        self.jobs.insert(number, record, job.arrived_at);
         let log = self.jobs.get(number).expect("inserted above").log.clone();
         self.samplers.insert(number, job.sampler);
         let new = NewJob {
@@ -181,6 +182,7 @@ impl Handler<SubmitJob> for SchedulerActor {
             prompt: job.prompt,
             max_tokens: job.max_tokens,
             bytes: job.bytes,
+            arrived_at: job.arrived_at,
             owner: job.owner,
         };
         self.input(Input::Submit(new), ctx);

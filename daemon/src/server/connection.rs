@@ -40,27 +40,34 @@ impl Replies {
     }
 }
 
-/// Counts the connection for as long as it lives, and tells the scheduler when it is gone, on every path.
+/// Counts the connection for as long as it lives, and tells the scheduler when it is gone.
 struct Presence {
     id: ConnectionId,
     services: Rc<Services>,
+    told: bool,
 }
 
 impl Presence {
     fn new(id: ConnectionId, services: Rc<Services>) -> Self {
         services.metrics.connections().inc();
-        Self { id, services }
+        Self { id, services, told: false }
+    }
+
+    /// Tells the scheduler; the connection counts as open until it is written out.
+    async fn gone(&mut self) {
+        self.told = true;
+        // An error means that the scheduler is gone, and its jobs with it.
+        let _ = self.services.scheduler.send(ConnectionGone(self.id)).await;
     }
 }
 
 impl Drop for Presence {
     fn drop(&mut self) {
         self.services.metrics.connections().dec();
-        // An error means that the scheduler is gone, and its jobs with it.
-        let gone = self.services.scheduler.send(ConnectionGone(self.id));
-        actix::spawn(async move {
-            let _ = gone.await;
-        });
+        // A panic, or the end of the process: no time to wait for a place in the mailbox.
+        if !self.told && self.services.scheduler.try_send(ConnectionGone(self.id)).is_err() {
+            tracing::warn!(connection = self.id.0, "the scheduler was not told that a connection is gone");
+        }
     }
 }
 
@@ -72,34 +79,41 @@ pub(super) async fn run(
     life: watch::Receiver<Life>,
 ) {
     let span = tracing::info_span!("connection", connection = id.0);
-    let presence = Presence::new(id, services.clone());
+    let mut presence = Presence::new(id, services.clone());
     async move {
         let (read, write) = stream.into_split();
         let (outbox, queue) = mpsc::channel(OUTBOX_FRAMES);
         let mut writer = actix::spawn(write_frames(write, queue));
         let mut reader = Reader { read, frames: FrameDecoder::new(), buffer: vec![0; 64 << 10] };
-        let requests = async {
-            if let Err(error) = converse(&mut reader, &outbox, id, &services, life).await {
-                let frame = ServerFrame::Refused { version: VERSION, message: error.to_string() };
-                tracing::info!(%error, "connection closed");
-                let _ = tokio::time::timeout(FLUSH_TIMEOUT, outbox.send(frame)).await;
-            }
-        };
         tokio::select! {
-            () = requests => {
-                drop(presence);
-                drop(outbox);
-                // What is written already may still be read.
-                if tokio::time::timeout(FLUSH_TIMEOUT, &mut writer).await.is_err() {
-                    writer.abort();
-                }
-            }
+            () = serve_requests(&mut reader, &outbox, id, &services, life) => {}
             _ = &mut writer => {}
+        }
+        presence.gone().await;
+        drop(outbox);
+        // What is written already may still be read.
+        if !writer.is_finished() && tokio::time::timeout(FLUSH_TIMEOUT, &mut writer).await.is_err() {
+            writer.abort();
         }
         tracing::debug!("connection ended");
     }
     .instrument(span)
     .await;
+}
+
+/// Converses until the client is gone or has broken the protocol, and then says so.
+async fn serve_requests(
+    reader: &mut Reader,
+    outbox: &mpsc::Sender<ServerFrame>,
+    id: ConnectionId,
+    services: &Rc<Services>,
+    life: watch::Receiver<Life>,
+) {
+    if let Err(error) = converse(reader, outbox, id, services, life).await {
+        tracing::info!(%error, "connection closed");
+        let frame = ServerFrame::Refused { version: VERSION, message: error.to_string() };
+        let _ = tokio::time::timeout(FLUSH_TIMEOUT, outbox.send(frame)).await;
+    }
 }
 
 /// Why a connection is closed by the daemon.

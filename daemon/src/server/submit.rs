@@ -19,6 +19,7 @@ pub(super) async fn submit(
     connection: ConnectionId,
     services: &Services,
 ) -> Result<Answer, Unanswered> {
+    let arrived_at = services.clock.now();
     let Submit { model, prompt, params, session, detached, stream: streamed, label } = request;
     if label.as_ref().is_some_and(|label| label.len() > MAX_LABEL_BYTES) {
         let message = format!("the label is longer than {MAX_LABEL_BYTES} bytes");
@@ -36,6 +37,7 @@ pub(super) async fn submit(
         session,
         label,
         bytes,
+        arrived_at,
         owner: (!detached).then_some(connection),
     };
     let (job, log) = services.ask_scheduler(job).await??;

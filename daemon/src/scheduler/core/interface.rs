@@ -33,6 +33,8 @@ pub(crate) struct NewJob {
     pub(crate) max_tokens: usize,
     /// Size of the request, for the queue's bound.
     pub(crate) bytes: usize,
+    /// When the request came in, before its model was loaded and its prompt tokenized.
+    pub(crate) arrived_at: Uptime,
     /// The connection whose end cancels the job; `None` for a detached one.
     pub(crate) owner: Option<ConnectionId>,
 }

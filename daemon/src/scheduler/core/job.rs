@@ -14,7 +14,7 @@ pub(super) struct Job {
     pub(super) max_tokens: usize,
     pub(super) bytes: usize,
     pub(super) owner: Option<ConnectionId>,
-    pub(super) submitted_at: Uptime,
+    pub(super) arrived_at: Uptime,
     /// To be ended as soon as whoever works on it has answered.
     pub(super) cancelled: bool,
     /// The device keeps something for it.
@@ -52,14 +52,14 @@ pub(super) fn capacity_tokens(prompt_tokens: usize, max_tokens: usize) -> usize 
 }
 
 impl Job {
-    pub(super) fn new(new: NewJob, now: Uptime) -> Self {
+    pub(super) fn new(new: NewJob) -> Self {
         Self {
             model: new.model,
             prompt: new.prompt.into(),
             max_tokens: new.max_tokens,
             bytes: new.bytes,
             owner: new.owner,
-            submitted_at: now,
+            arrived_at: new.arrived_at,
             cancelled: false,
             device_knows: false,
             phase: Phase::Queued,
@@ -69,16 +69,16 @@ impl Job {
     pub(super) fn usage(&self, now: Uptime) -> Usage {
         let mut usage = Usage { prompt_tokens: self.prompt.len() as u64, ..Usage::default() };
         let Phase::Running(running) = &self.phase else {
-            usage.queue_ms = milliseconds(now.saturating_sub(self.submitted_at));
+            usage.queue_ms = milliseconds(now.saturating_sub(self.arrived_at));
             return usage;
         };
         usage.cached_tokens = running.lease.cached_tokens as u64;
         usage.generated_tokens = running.generated as u64;
-        usage.queue_ms = milliseconds(running.started_at.saturating_sub(self.submitted_at));
+        usage.queue_ms = milliseconds(running.started_at.saturating_sub(self.arrived_at));
         let first = running.first_token_at.unwrap_or(now);
         usage.prefill_ms = milliseconds(first.saturating_sub(running.started_at));
         usage.first_token_ms =
-            running.first_token_at.map_or(0.0, |at| milliseconds(at.saturating_sub(self.submitted_at)));
+            running.first_token_at.map_or(0.0, |at| milliseconds(at.saturating_sub(self.arrived_at)));
         usage.decode_ms = milliseconds(running.last_token_at.unwrap_or(first).saturating_sub(first));
         usage
     }
@@ -109,13 +109,13 @@ impl Running {
     }
 
     /// Appends a sampled token; returns the time it took since the token before, or since the request.
-    pub(super) fn note_token(&mut self, token: u32, now: Uptime, submitted_at: Uptime) -> Measure {
+    pub(super) fn note_token(&mut self, token: u32, now: Uptime, arrived_at: Uptime) -> Measure {
         assert_eq!(self.computed, self.tokens.len(), "a token is sampled after the last one");
         self.tokens.push(token);
         self.generated += 1;
         let measure = match self.last_token_at {
             Some(last) => Measure::InterToken(now.saturating_sub(last)),
-            None => Measure::FirstToken(now.saturating_sub(submitted_at)),
+            None => Measure::FirstToken(now.saturating_sub(arrived_at)),
         };
         self.first_token_at.get_or_insert(now);
         self.last_token_at = Some(now);

@@ -175,7 +175,8 @@ impl Simulation {
             Record { prompt: prompt.clone(), max_tokens, arrival: self.next_job, ..Record::default() };
         self.records.insert(id, record);
         self.tokens.insert(id, prompt.clone());
-        let new = NewJob { id, model: name.into(), prompt, max_tokens, bytes: length, owner };
+        let new =
+            NewJob { id, model: name.into(), prompt, max_tokens, bytes: length, arrived_at: self.now, owner };
         self.input(Input::Submit(new));
     }
 

@@ -26,6 +26,7 @@ fn job(id: u64, prompt_tokens: usize, max_tokens: usize) -> Input {
         prompt: vec![1; prompt_tokens],
         max_tokens,
         bytes: 10,
+        arrived_at: Duration::ZERO,
         owner: None,
     })
 }
