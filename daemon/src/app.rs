@@ -233,6 +233,6 @@ fn death(organ: Option<Organ>) -> anyhow::Error {
     let name = organ.map_or("an actor", Organ::name);
     anyhow::anyhow!(
         "the {name} has died: {}",
-        crate::panics::last().unwrap_or_else(|| "without a word".into())
+        crate::panics::latest().unwrap_or_else(|| "without a word".into())
     )
 }

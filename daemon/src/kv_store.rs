@@ -138,6 +138,9 @@ impl KvStoreActor {
     fn release(&mut self, model: &ModelName, lease: LeaseId, session: Option<SessionUse>) {
         let blocks = self.model(model);
         blocks.ledger.release(lease);
+        if cfg!(debug_assertions) {
+            blocks.ledger.check().expect("the ledger's invariants hold");
+        }
         let fingerprint = blocks.fingerprint;
         if let Some(SessionUse { id, tokens, hit_tokens, now_ms }) = session {
             self.sessions.record(&id, model, fingerprint, &tokens, hit_tokens, now_ms);

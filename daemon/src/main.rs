@@ -60,7 +60,7 @@ fn start(cli: &Cli) -> anyhow::Result<ExitCode> {
     match actix::System::new().block_on(app::run(config, bound, device, clock)) {
         Ok(app::Ended::Orderly) => Ok(ExitCode::SUCCESS),
         Ok(app::Ended::AtOnce) => Ok(ExitCode::from(1)),
-        Err(error) if panics::last().is_some() => {
+        Err(error) if panics::latest().is_some() => {
             eprintln!("zllmd: {error:#}");
             Ok(ExitCode::from(70))
         }

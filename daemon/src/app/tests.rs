@@ -158,13 +158,15 @@ fn a_fault_of_the_device_ends_the_daemon_with_its_reason() {
 
 #[test]
 fn a_panic_of_the_devices_thread_ends_the_daemon_too() {
+    crate::panics::install_hook();
     let device = FakeDevice::panicking_at(b'!');
     let ended = with_daemon("64", device, |socket| async move {
         let mut client = Client::connect(&socket).await;
         client.ask(submit("m", "panic!", 3)).await;
         std::future::pending().await
     });
-    assert!(ended.is_err());
+    let error = ended.expect_err("crash-only").to_string();
+    assert!(error.contains("a panic on purpose"), "{error}");
 }
 
 #[test]

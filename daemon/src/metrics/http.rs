@@ -46,7 +46,7 @@ pub(crate) fn server(
     .workers(1)
     .disable_signals()
     .shutdown_timeout(1)
-    // A client that has closed its side is gone: see the trials of actix-web in the design notes.
+    // Otherwise a client that closes while its answer is being made is never noticed.
     .h1_allow_half_closed(false);
     if let Some(tcp) = tcp {
         server = server.listen(tcp)?;

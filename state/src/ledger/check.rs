@@ -1,4 +1,4 @@
-//! Every invariant of the ledger, recomputed from scratch: for tests and for a daemon that is asked to check itself.
+//! Every invariant of the ledger, recomputed from scratch: for tests, and for the daemon's debug builds.
 
 use super::{BlockId, BlockLedger, Slot};
 use std::collections::{BTreeSet, HashMap};
