@@ -33,7 +33,14 @@ fn with_daemon<F: Future<Output = ()>>(
     test: impl FnOnce(std::path::PathBuf) -> F,
 ) -> anyhow::Result<Ended> {
     let folder = tempfile::tempdir().expect("scratch folder");
-    let config = config(folder.path(), chunk);
+    run_beside(config(folder.path(), chunk), device, test)
+}
+
+fn run_beside<F: Future<Output = ()>>(
+    config: Config,
+    device: FakeDevice,
+    test: impl FnOnce(std::path::PathBuf) -> F,
+) -> anyhow::Result<Ended> {
     let socket = config.socket.clone();
     let bound = Bound::bind(&config).expect("free");
     actix::System::new().block_on(async {
@@ -167,6 +174,49 @@ fn a_panic_of_the_devices_thread_ends_the_daemon_too() {
     });
     let error = ended.expect_err("crash-only").to_string();
     assert!(error.contains("a panic on purpose"), "{error}");
+}
+
+/// Reads until the job is known to run or to wait.
+async fn until(client: &mut Client, wanted: impl Fn(&Event) -> bool) {
+    loop {
+        match client.read().await {
+            Some(ServerFrame::Reply(Reply { body: Answer::Event { event, .. }, .. })) if wanted(&event) => {
+                return;
+            }
+            Some(_) => {}
+            None => panic!("the daemon closed"),
+        }
+    }
+}
+
+#[test]
+fn a_full_queue_refuses_at_once_and_a_vanished_client_makes_room() {
+    let folder = tempfile::tempdir().expect("scratch folder");
+    let mut config = config(folder.path(), "64");
+    config.core.running_jobs = 1;
+    config.core.queued_jobs = 1;
+    let ended = run_beside(config, FakeDevice::slow(Duration::from_millis(20)), |socket| async move {
+        let mut running = Client::connect(&socket).await;
+        running.write(&ClientFrame::Request(Request { id: 1, body: submit("m", "first", 900) })).await;
+        until(&mut running, |event| matches!(event, Event::Started { .. })).await;
+        let mut waiting = Client::connect(&socket).await;
+        waiting.write(&ClientFrame::Request(Request { id: 1, body: submit("m", "second", 2) })).await;
+        until(&mut waiting, |event| matches!(event, Event::Queued { .. })).await;
+
+        let mut third = Client::connect(&socket).await;
+        let answers = third.ask(submit("m", "third", 2)).await;
+        let [Answer::Error(fault)] = answers.as_slice() else { panic!("{answers:?}") };
+        assert!(
+            matches!(fault.code, ErrorCode::Refused { retry_after_ms } if retry_after_ms > 0),
+            "{fault:?}"
+        );
+        assert!(fault.message.contains("queue is full"), "{}", fault.message);
+
+        drop(running);
+        until(&mut waiting, |event| matches!(event, Event::Finished { .. })).await;
+        assert_eq!(text_of(&third.ask(submit("m", "third", 2)).await), expected_text("third", 2));
+    });
+    assert_eq!(ended.expect("a good end"), Ended::Orderly);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use crate::config::ModelSettings;
 use crate::scheduler::plan::{Accepted, JobNumber, ModelName, RowOutcome, StepOutcome, StepPlan};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 use zllm_state::BLOCK_TOKENS;
 use zllm_wire::{FinishReason, GenerationParams, Prompt};
 
@@ -24,6 +25,8 @@ pub(crate) struct FakeDevice {
     generations: HashMap<JobNumber, (ModelName, Box<dyn Generate>)>,
     /// The step with a token of this value is a fault of the device.
     poison: Option<u32>,
+    /// How long each step takes.
+    step_time: Duration,
     /// The step with a token of this value panics.
     panics_at: Option<u32>,
 }
@@ -32,6 +35,11 @@ impl FakeDevice {
     /// A step with this byte in it is a fault of the device.
     pub(crate) fn poisoned_by(byte: u8) -> Self {
         Self { poison: Some(byte.into()), ..Self::default() }
+    }
+
+    /// Each step takes this long.
+    pub(crate) fn slow(step_time: Duration) -> Self {
+        Self { step_time, ..Self::default() }
     }
 
     /// A step with this byte in it panics.
@@ -79,6 +87,7 @@ impl Device for FakeDevice {
     }
 
     fn step(&mut self, plan: &StepPlan) -> Result<StepOutcome, String> {
+        std::thread::sleep(self.step_time);
         let mut rows = Vec::new();
         for row in &plan.rows {
             for (at, token) in (row.position..).zip(&row.tokens) {
