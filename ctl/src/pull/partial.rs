@@ -115,7 +115,7 @@ impl Partial {
         if let Err(difference) = difference {
             self.remove();
             return Err(Failure::Failed(format!(
-                "what was fetched for {} {difference}; it was removed, pull again",
+                "what was fetched for {} {difference}; nothing of it was kept",
                 self.target.display()
             )));
         }
@@ -172,12 +172,16 @@ pub(super) fn failed(what: &str, path: &Path, error: &io::Error) -> Failure {
     Failure::Failed(format!("cannot {what} {}: {error}", path.display()))
 }
 
-fn check_magic(file: &Path) -> Result<(), String> {
+/// Whether a file begins as GGUF files do; if not, what is different, in words.
+pub(super) fn check_magic(file: &Path) -> Result<(), String> {
     let mut magic = [0; 4];
     match File::open(file).and_then(|mut file| file.read_exact(&mut magic)) {
         Ok(()) if &magic == b"GGUF" => Ok(()),
         Ok(()) => Err(format!("is no GGUF file: it begins with {magic:02x?}")),
-        Err(error) => Err(format!("is no GGUF file: {error}")),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            Err("is no GGUF file: it has fewer than 4 bytes".into())
+        }
+        Err(error) => Err(format!("cannot be read: {error}")),
     }
 }
 
