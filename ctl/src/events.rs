@@ -12,6 +12,8 @@ use zllm_wire::{Event, FinishReason, Usage};
 /// Prints events and remembers what it has seen.
 pub(crate) struct Printer {
     json: bool,
+    /// Offset of the first event that was asked for.
+    from: u64,
     /// Offset of the next event that was not printed yet.
     pub(crate) next_offset: u64,
     /// All text so far.
@@ -31,7 +33,7 @@ pub(crate) enum End {
 impl Printer {
     /// A printer whose first event has the offset `from`.
     pub(crate) fn new(json: bool, from: u64) -> Self {
-        Self { json, next_offset: from, text: String::new(), end: None }
+        Self { json, from, next_offset: from, text: String::new(), end: None }
     }
 
     /// Prints an event; one that was printed before is dropped.
@@ -78,6 +80,9 @@ impl Printer {
             }
             Some(End::Finished(_, usage)) => Ok(*usage),
             Some(End::Failed(message)) => Err(Failure::Failed(message.clone())),
+            None if self.from > 0 && self.next_offset == self.from => {
+                Err(Failure::Refused(format!("the job has ended and its log has no event {}", self.from)))
+            }
             None => Err(Failure::Failed("the daemon ended the stream before the job had ended".into())),
         }
     }
@@ -132,7 +137,14 @@ mod tests {
         printer.event(5, text("b")).unwrap();
         assert_eq!((printer.text.as_str(), printer.next_offset), ("ab", 6));
         assert!(matches!(printer.event(7, text("c")), Err(Failure::Failed(_))));
-        assert!(printer.outcome().is_err());
+        assert!(matches!(printer.outcome(), Err(Failure::Failed(_))));
+    }
+
+    #[test]
+    fn an_offset_behind_the_end_is_named() {
+        let message = Printer::new(false, 9).outcome().unwrap_err();
+        assert!(matches!(message, Failure::Refused(why) if why.contains("no event 9")));
+        assert!(matches!(Printer::new(false, 0).outcome(), Err(Failure::Failed(_))));
     }
 
     #[test]

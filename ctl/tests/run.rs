@@ -241,6 +241,10 @@ fn attach_reads_on_after_lost_connections() {
     let ran = Daemon::start([attaches(5, vec![text("-"), text("five"), finished()], true)])
         .run(&["attach", "j-01", "--from", "5"]);
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), "five\n"));
+
+    let ran = Daemon::start([attaches(9, vec![], true)]).run(&["attach", "j-01", "--from", "9"]);
+    let stderr = "zllmctl: the job has ended and its log has no event 9\n".into();
+    assert_eq!(ran, Ran { code: Some(1), stdout: String::new(), stderr });
 }
 
 #[test]
