@@ -41,7 +41,10 @@ pub(crate) fn chat(context: &Context, interrupt: &Interrupt, setup: Setup) -> Re
     loop {
         let line = match editor.readline("> ") {
             Ok(line) => line,
-            Err(ReadlineError::Interrupted) => continue,
+            Err(ReadlineError::Interrupted) => {
+                eprintln!("/exit or Ctrl-D leaves");
+                continue;
+            }
             Err(ReadlineError::Eof) => break,
             Err(error) => return Err(Failure::Failed(format!("cannot read from the terminal: {error}"))),
         };
