@@ -10,6 +10,9 @@ Results go to stdout, everything else to stderr.
 
 Exit codes: 0 done, 1 refused or not found, 2 failed, 64 usage, 130 interrupted.";
 
+/// Above the options that every command takes, so that they stand behind its own.
+const EVERYWHERE: &str = "Options of every command";
+
 /// Talk to zllmd, the daemon that serves language models.
 #[derive(Debug, Parser)]
 #[command(name = "zllmctl", version, after_help = AFTER_HELP, disable_help_subcommand = true)]
@@ -25,10 +28,10 @@ pub(crate) struct Cli {
 pub(crate) struct GlobalArgs {
     /// The daemon's socket [default: $XDG_RUNTIME_DIR/zllm/zllmd.sock, else /run/zllm/zllmd.sock]
     #[arg(long, global = true, env = SOCKET_ENV, hide_env_values = true, value_name = "PATH")]
-    #[arg(value_hint = ValueHint::FilePath)]
+    #[arg(value_hint = ValueHint::FilePath, help_heading = EVERYWHERE)]
     pub(crate) socket: Option<PathBuf>,
     /// Print JSON: one object, or one object a line where results come one by one
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = EVERYWHERE)]
     pub(crate) json: bool,
 }
 
@@ -111,11 +114,8 @@ pub(crate) enum Command {
 /// Shells that completions can be had for.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum Shell {
-    /// Bash
     Bash,
-    /// Zsh
     Zsh,
-    /// Fish
     Fish,
 }
 
@@ -178,16 +178,16 @@ pub(crate) struct PromptArgs {
 #[derive(Debug, Args)]
 pub(crate) struct SamplingArgs {
     /// 0 takes the likeliest token each time
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f32>,
     /// Choose among the K likeliest tokens
     #[arg(long, value_name = "K")]
     top_k: Option<u32>,
     /// Choose among the likeliest tokens whose probabilities sum to P
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f32>,
     /// Choose among tokens at least P times as likely as the likeliest
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     min_p: Option<f32>,
     /// The same seed gives the same answer
     #[arg(long, value_name = "N")]
@@ -236,14 +236,15 @@ pub(crate) struct RunArgs {
 /// `submit`.
 #[derive(Debug, Args)]
 pub(crate) struct SubmitArgs {
-    #[command(flatten)]
-    pub(crate) prompt: PromptArgs,
     /// Stream the answer; Ctrl-C leaves the job running
     #[arg(long)]
     pub(crate) wait: bool,
     /// A name to recognise the job by
     #[arg(long, value_name = "TEXT")]
     pub(crate) label: Option<String>,
+    // Last: what follows a heading stands under it.
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
 }
 
 /// `tokenize`.
@@ -279,5 +280,12 @@ mod tests {
     #[test]
     fn the_definition_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_negative_number_is_a_value_for_the_daemon_to_judge() {
+        let cli = Cli::try_parse_from(["zllmctl", "run", "m", "hi", "--temperature", "-1"]).unwrap();
+        let Command::Run(args) = cli.command else { panic!("run is run") };
+        assert_eq!(args.prompt.sampling.temperature, Some(-1.0));
     }
 }

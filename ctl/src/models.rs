@@ -61,7 +61,7 @@ pub(crate) fn load_on(connection: &mut Connection, model: &str) -> Result<ModelI
     loaded
 }
 
-/// The models as people read them.
+/// The models as people read them; why one failed is too long for a column and stands below.
 pub(crate) fn table(models: &[ModelInfo]) -> String {
     let mut table = Table::new([
         ("NAME", Align::Left),
@@ -74,22 +74,28 @@ pub(crate) fn table(models: &[ModelInfo]) -> String {
     for info in models {
         table.row([
             info.name.clone(),
-            state(&info.state),
+            state(&info.state).into(),
             if info.architecture.is_empty() { "-".into() } else { info.architecture.clone() },
             units::bytes(info.weight_bytes),
             info.context_tokens.map_or_else(|| "-".into(), |tokens| tokens.to_string()),
             info.device.clone().unwrap_or_else(|| "-".into()),
         ]);
     }
-    table.render()
+    let mut page = table.render();
+    for info in models {
+        if let ModelState::Failed { message } = &info.state {
+            page.push_str(&format!("{} failed: {message}\n", info.name));
+        }
+    }
+    page
 }
 
-fn state(state: &ModelState) -> String {
+fn state(state: &ModelState) -> &'static str {
     match state {
-        ModelState::Available => "available".into(),
-        ModelState::Loading => "loading".into(),
-        ModelState::Loaded => "loaded".into(),
-        ModelState::Failed { message } => format!("failed: {message}"),
+        ModelState::Available => "available",
+        ModelState::Loading => "loading",
+        ModelState::Loaded => "loaded",
+        ModelState::Failed { .. } => "failed",
     }
 }
 

@@ -35,7 +35,11 @@ pub(crate) fn duration_ms(ms: f64) -> String {
 
 /// How long ago something was: `now` below a second.
 pub(crate) fn age(ms: u64) -> String {
-    if ms < 1000 { "now".into() } else { format!("{} ago", duration_ms((ms / 1000 * 1000) as f64)) }
+    match ms / 1000 {
+        0 => "now".into(),
+        seconds @ 1..10 => format!("{seconds} s ago"),
+        _ => format!("{} ago", duration_ms(ms as f64)),
+    }
 }
 
 /// `1 token`, `2 tokens`.
@@ -135,7 +139,9 @@ mod tests {
             assert_eq!(duration_ms(ms), text);
         }
         assert_eq!(age(999), "now");
-        assert_eq!(age(1500), "1.00 s ago");
+        assert_eq!(age(1500), "1 s ago");
+        assert_eq!(age(9999), "9 s ago");
+        assert_eq!(age(185_000), "3 min 5 s ago");
         assert_eq!(count(1, "token"), "1 token");
         assert_eq!(count(0, "token"), "0 tokens");
     }

@@ -47,8 +47,8 @@ fn listing() {
 SESSION  MODEL  STATE  TOKENS  DEVICE      RAM    SSD  LAST USE
 s-1      m      idle     1234       -  5.0 GiB  700 B  2 h 7 min ago
 
-JOB   MODEL  STATE                PROMPT  CACHED  GENERATED   DEVICE  RAM  SSD  LAST USE    LABEL
-j-01  m      queued, 2 before it      23      16          0  3.0 MiB    -    -  5.00 s ago  two lines
+JOB   MODEL  STATE                PROMPT  CACHED  GENERATED   DEVICE  RAM  SSD  LAST USE  LABEL
+j-01  m      queued, 2 before it      23      16          0  3.0 MiB    -    -  5 s ago   two lines
 ";
     assert_eq!(says(Op::List, answer.clone(), &["list"]), table);
     let json: serde_json::Value = serde_json::from_str(&says(Op::List, answer, &["list", "--json"])).unwrap();
@@ -78,7 +78,7 @@ session       s-1
 state         failed
 error         out of blocks
 submitted     1 min 5 s ago
-last use      5.00 s ago
+last use      5 s ago
 KV on device  3.0 MiB
 KV in RAM     0 B
 KV on SSD     0 B
@@ -173,6 +173,15 @@ fn short_answers() {
     let json: serde_json::Value =
         serde_json::from_str(&says(Op::Models, models(), &["models", "--json"])).unwrap();
     assert_eq!(json[0]["state"], "loaded");
+    let broken = ModelInfo { state: ModelState::Failed { message: "cut short".into() }, ..model("m", true) };
+    let page = says(Op::Models, Answer::Models(vec![broken, model("ok", true)]), &["models"]);
+    let wanted = "\
+NAME  STATE   FAMILY      SIZE  CONTEXT  DEVICE
+m     failed  llama   93.8 MiB     8192  cpu
+ok    loaded  llama   93.8 MiB     8192  cpu
+m failed: cut short
+";
+    assert_eq!(page, wanted);
 }
 
 #[test]
@@ -215,6 +224,16 @@ fn tokens_of_every_text() {
     let (model, text) = ("m".to_owned(), "x".to_owned());
     let op = Op::Tokenize { model, text, parse_special: false, add_bos: false };
     assert_eq!(says(op, Answer::Tokens(TokenIds(vec![3])), &["tokenize", "--model", "m", "x"]), "3\n");
+}
+
+#[test]
+fn help_begins_with_what_is_special_to_the_command() {
+    let home = tempfile::tempdir().unwrap();
+    let help = Ran::new(zllmctl(home.path(), &["submit", "--help"]).output().unwrap()).stdout;
+    let order =
+        ["Options:", "--wait", "--label", "--raw", "Sampling:", "--stop", "every command:", "--socket"];
+    let found = order.map(|word| help.find(word).unwrap_or_else(|| panic!("{word} is missing: {help}")));
+    assert!(found.is_sorted(), "{help}");
 }
 
 #[test]
