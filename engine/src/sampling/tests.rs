@@ -309,31 +309,3 @@ fn missing_fields_are_the_defaults() {
     let params: SamplingParams = serde_json::from_str(r#"{"top_k": 3, "logit_bias": [[5, -2.5]]}"#).unwrap();
     assert_eq!(params, SamplingParams { top_k: 3, logit_bias: vec![(5, -2.5)], ..SamplingParams::default() });
 }
-
-/// `cargo test --release -p zllm-engine sampling -- --ignored --nocapture` prints the time of a draw.
-#[test]
-#[ignore = "prints times; nothing to check on a shared machine"]
-#[expect(clippy::disallowed_methods, reason = "measures what a draw costs")]
-fn time_of_a_draw() {
-    let row: Vec<f32> = (0..262_144)
-        .map(|id| (0..6).map(|part| (random_u64(part, id) >> 40) as f32 / (1 << 22) as f32).sum::<f32>())
-        .collect();
-    let default = SamplingParams::default();
-    let open = SamplingParams { top_k: 0, top_p: 1.0, min_p: 0.0, ..default.clone() };
-    let top_p = SamplingParams { top_p: 0.95, ..open.clone() };
-    let min_p = SamplingParams { min_p: 0.05, ..open.clone() };
-    let all = [
-        ("greedy", SamplingParams::greedy()),
-        ("default", default),
-        ("open", open),
-        ("top-p", top_p),
-        ("min-p", min_p),
-    ];
-    for (name, params) in all {
-        let mut sampler = Sampler::new(params, &[]);
-        let mut rows = vec![row.clone(); 20];
-        let start = std::time::Instant::now();
-        let sum: u32 = rows.iter_mut().zip(0..).map(|(row, position)| sampler.sample(row, position)).sum();
-        println!("{name}: {:?} a draw ({sum})", start.elapsed() / 20);
-    }
-}
