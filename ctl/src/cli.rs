@@ -174,25 +174,25 @@ pub(crate) struct PromptArgs {
     pub(crate) sampling: SamplingArgs,
 }
 
-/// How the next token is chosen and when to stop. What is not given is the daemon's default.
+/// How the next token is chosen and when to stop. What is not given is left to the daemon; the help repeats its defaults.
 #[derive(Debug, Args)]
 pub(crate) struct SamplingArgs {
-    /// 0 takes the likeliest token each time
+    /// 0 takes the likeliest token each time [default: 0.8]
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f32>,
-    /// Choose among the K likeliest tokens
+    /// Choose among the K likeliest tokens; 0: among all [default: 40]
     #[arg(long, value_name = "K")]
     top_k: Option<u32>,
-    /// Choose among the likeliest tokens whose probabilities sum to P
+    /// Choose among the likeliest tokens whose probabilities sum to P [default: 0.95]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f32>,
-    /// Choose among tokens at least P times as likely as the likeliest
+    /// Choose among tokens at least P times as likely as the likeliest [default: 0.05]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     min_p: Option<f32>,
-    /// The same seed gives the same answer
+    /// The same seed gives the same answer, another one another [default: 0]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Most tokens to generate
+    /// Most tokens to generate [default: 1024, if the daemon's configuration says nothing else]
     #[arg(long, value_name = "N")]
     max_tokens: Option<u32>,
     /// End the answer before this text; may be repeated

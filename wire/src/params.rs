@@ -1,4 +1,4 @@
-//! What a client may ask of a generation. Every field that is `None` takes the daemon's default for the model.
+//! What a client may ask of a generation. Every field that is `None` takes the daemon's default (`docs/API.md`).
 
 use crate::limits::{MAX_LOGIT_BIASES, MAX_STOP_STRINGS};
 use serde::{Deserialize, Deserializer, Serialize, de};
@@ -40,7 +40,7 @@ pub struct SamplingParams {
     /// Added to single logits. At most [`MAX_LOGIT_BIASES`].
     #[serde(deserialize_with = "bounded::<_, _, MAX_LOGIT_BIASES>")]
     pub logit_bias: Vec<LogitBias>,
-    /// Seed of the draws; `None` lets the daemon choose one.
+    /// Seed of the draws. Its default is constant too, so the same request gives the same tokens.
     pub seed: Option<u64>,
 }
 
