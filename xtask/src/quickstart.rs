@@ -8,7 +8,9 @@ use crate::running_daemon::{Profile, Programs, RunningDaemon};
 use crate::{models, process};
 
 const MODEL: &str = "smollm2-135m";
-const PROMPT: &str = "Why is the sky blue? Answer in two sentences.";
+/// The likeliest tokens: of so small a model, the most sensible answer, and everywhere the same.
+const QUESTION: [&str; 5] =
+    ["run", MODEL, "Explain in two sentences why the sky is blue.", "--temperature", "0"];
 
 /// Builds zllm in release, pulls the model, starts a daemon, streams one answer, stops the daemon.
 pub(crate) fn run() -> Result<()> {
@@ -16,8 +18,9 @@ pub(crate) fn run() -> Result<()> {
     eprintln!("building zllmd and zllmctl (the first time takes a few minutes)");
     let programs = Programs::build(Profile::Release)?;
     let daemon = start(&programs)?;
-    eprintln!("zllmctl run {MODEL} {PROMPT:?}\n");
-    if let Err(error) = process::run(daemon.zllmctl().args(["run", MODEL, PROMPT])) {
+    let [run, model, prompt, flag, value] = QUESTION;
+    eprintln!("zllmctl {run} {model} {prompt:?} {flag} {value}\n");
+    if let Err(error) = process::run(daemon.zllmctl().args(QUESTION)) {
         process::check_interrupted()?;
         bail!("{error:#}; the last lines of zllmd's log:\n{}", daemon.log_tail());
     }
@@ -30,7 +33,7 @@ pub(crate) fn run() -> Result<()> {
 pub(crate) fn smoke() -> Result<String> {
     process::catch_signals()?;
     let daemon = start(&Programs::build(Profile::Dev)?)?;
-    let output = daemon.zllmctl().args(["run", MODEL, PROMPT]).stdin(Stdio::null()).output()?;
+    let output = daemon.zllmctl().args(QUESTION).stdin(Stdio::null()).output()?;
     let (answer, rest) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if !output.status.success() || answer.trim().is_empty() {
         bail!("zllmctl run: {}, answer {answer:?}, stderr {rest:?}\n{}", output.status, daemon.log_tail());
