@@ -102,6 +102,12 @@ impl Generation {
         Accepted { token, text, finish }
     }
 
+    /// The text that is held back just now, in whole characters: whoever may end the answer from outside at any time
+    /// keeps it beside what was sent.
+    pub fn held(&self) -> &str {
+        self.stop.held()
+    }
+
     /// The text that was held back, for an answer that ends from outside (cancelled).
     pub fn finish(&mut self) -> String {
         let mut text = String::new();

@@ -84,6 +84,11 @@ impl StopStrings {
         self.is_stopped
     }
 
+    /// What is held back just now: text that may yet turn out to begin a stop.
+    pub fn held(&self) -> &str {
+        &self.held
+    }
+
     /// The text is over: appends to `out` what was held back, up to a stop if there is one in it (then true).
     pub fn finish(&mut self, out: &mut String) -> bool {
         let shown = match self.first(false) {

@@ -163,6 +163,6 @@ impl Generate for FakeGeneration {
         self.left -= 1;
         let token = logits[0] as u32;
         let finish = (self.left == 0).then_some(FinishReason::Length);
-        Accepted { token, text: (token as u8 as char).to_string(), finish }
+        Accepted { token, text: (token as u8 as char).to_string(), held: String::new(), finish }
     }
 }

@@ -62,7 +62,8 @@ impl Generate for Generation {
             zllm_engine::FinishReason::Length => zllm_wire::FinishReason::Length,
             zllm_engine::FinishReason::Cancelled => zllm_wire::FinishReason::Cancelled,
         });
-        Accepted { token, text, finish }
+        let held = if finish.is_some() { String::new() } else { self.held().to_owned() };
+        Accepted { token, text, held, finish }
     }
 }
 

@@ -333,9 +333,8 @@ impl Core {
             self.actions.push(Action::Measure(Measure::Generated));
             self.actions.push(Action::Measure(running.note_token(accepted.token, now, job.arrived_at)));
             running.unsent_tokens += 1;
-            if !accepted.text.is_empty() {
-                let tokens = std::mem::take(&mut running.unsent_tokens);
-                let event = Event::Text { text: accepted.text, tokens };
+            running.held = accepted.held;
+            if let Some(event) = running.text_event(accepted.text) {
                 self.actions.push(Action::Event { job: id, event });
             }
             let full = running.generated == job.max_tokens;
@@ -380,7 +379,12 @@ impl Core {
         if job.device_knows {
             self.actions.push(Action::Forget { job: id, model: job.model.clone() });
         }
-        if let Phase::Running(running) = job.phase {
+        if let Phase::Running(mut running) = job.phase {
+            // A generation that ends by itself has let go of everything; one that is cut short has not.
+            let held = std::mem::take(&mut running.held);
+            if let Some(event) = running.text_event(held) {
+                self.actions.push(Action::Event { job: id, event });
+            }
             self.running.retain(|&other| other != id);
             self.mean_run = (self.mean_run * 7 + now.saturating_sub(running.started_at)) / 8;
             let mut tokens = running.tokens;

@@ -51,6 +51,8 @@ pub(crate) struct Accepted {
     pub(crate) token: u32,
     /// Text that is safe to send; may be empty.
     pub(crate) text: String,
+    /// Text that is held back because it may begin a stop string; it is sent if the generation is cut short here.
+    pub(crate) held: String,
     /// Set when the generation ends with this token.
     pub(crate) finish: Option<FinishReason>,
 }

@@ -132,6 +132,28 @@ fn a_client_that_vanishes_or_cancels_frees_its_slot_within_a_second() {
 }
 
 #[test]
+fn a_cancelled_job_sends_the_text_held_back_for_a_stop_string() {
+    let daemon = Daemon::start();
+    let mut client = daemon.connect();
+    let whole = client.run(greedy(PROMPTS[1], 40)).text;
+    // Begins as the answer does and is never completed: all of the answer is held back.
+    let mut request = greedy(PROMPTS[1], 1000);
+    request.params.stop = vec![format!("{whole}\u{1}")];
+    let (id, job) = client.submit(request);
+    wait_for("some tokens", || match client.ask(Op::Show(ShowTarget::Job(job.clone()))) {
+        Answer::Job(detail) => (detail.info.generated_tokens >= 5).then_some(()),
+        other => panic!("no job but {other:?}"),
+    });
+    client.ask(Op::Cancel { job });
+    let answer = client.finish(id);
+    let Some((_, Event::Finished { reason: FinishReason::Cancelled, usage })) = answer.events.last() else {
+        panic!("{answer:?}")
+    };
+    assert!(usage.generated_tokens >= 5 && !answer.text.is_empty(), "{answer:?}");
+    assert!(whole.starts_with(&answer.text) || answer.text.starts_with(&whole), "{answer:?}");
+}
+
+#[test]
 fn a_repeated_prompt_comes_from_the_cache_and_eviction_empties_it() {
     let daemon = Daemon::start();
     let mut client = daemon.connect();

@@ -5,7 +5,7 @@ use crate::scheduler::plan::ModelName;
 use std::sync::Arc;
 use std::time::Duration;
 use zllm_state::BLOCK_TOKENS;
-use zllm_wire::Usage;
+use zllm_wire::{Event, Usage};
 
 #[derive(Debug)]
 pub(super) struct Job {
@@ -41,6 +41,8 @@ pub(super) struct Running {
     pub(super) generated: usize,
     /// Tokens generated since the last text event.
     pub(super) unsent_tokens: u32,
+    /// Text of those tokens that waits for the end of what may be a stop string.
+    pub(super) held: String,
     pub(super) started_at: Uptime,
     first_token_at: Option<Uptime>,
     last_token_at: Option<Uptime>,
@@ -94,6 +96,7 @@ impl Running {
             lease,
             generated: 0,
             unsent_tokens: 0,
+            held: String::new(),
             started_at: now,
             first_token_at: None,
             last_token_at: None,
@@ -106,6 +109,14 @@ impl Running {
         let blocks = self.committed..full;
         self.committed = full;
         blocks.map(|block| self.tokens[block * BLOCK_TOKENS..(block + 1) * BLOCK_TOKENS].to_vec()).collect()
+    }
+
+    /// The event that sends `text` for all tokens since the last one; none for no text.
+    pub(super) fn text_event(&mut self, text: String) -> Option<Event> {
+        if text.is_empty() {
+            return None;
+        }
+        Some(Event::Text { text, tokens: std::mem::take(&mut self.unsent_tokens) })
     }
 
     /// Appends a sampled token; returns the time it took since the token before, or since the request.

@@ -62,7 +62,12 @@ fn done(core: &mut Core, tokens: &[(u64, Option<u32>)]) -> Vec<Action> {
         .iter()
         .map(|&(id, token)| RowOutcome {
             job: JobNumber(id),
-            accepted: token.map(|token| Accepted { token, text: "x".into(), finish: None }),
+            accepted: token.map(|token| Accepted {
+                token,
+                text: "x".into(),
+                held: String::new(),
+                finish: None,
+            }),
         })
         .collect();
     core.step(Input::StepDone(StepOutcome { rows }), Duration::ZERO)
@@ -155,6 +160,29 @@ fn a_cancel_waits_for_the_step_it_is_in_and_for_nothing_else() {
     core.step(job(3, 3, 9), Duration::ZERO);
     let actions = core.step(Input::Cancel(JobNumber(3)), Duration::ZERO);
     assert!(ending(&actions).is_some(), "a waiting job ends at once");
+}
+
+#[test]
+fn text_that_is_held_back_comes_before_the_cancelled_end() {
+    let mut core = core();
+    core.step(job(1, 3, 9), Duration::ZERO);
+    grant(&mut core, 1, &[0]);
+    let accepted = Accepted { token: 7, text: String::new(), held: "<en".into(), finish: None };
+    let row = RowOutcome { job: JobNumber(1), accepted: Some(accepted) };
+    core.step(Input::StepDone(StepOutcome { rows: vec![row] }), Duration::ZERO);
+    core.step(Input::Cancel(JobNumber(1)), Duration::ZERO);
+    let accepted = Accepted { token: 8, text: String::new(), held: "<end".into(), finish: None };
+    let row = RowOutcome { job: JobNumber(1), accepted: Some(accepted) };
+    let actions = core.step(Input::StepDone(StepOutcome { rows: vec![row] }), Duration::ZERO);
+    let events: Vec<_> = actions
+        .iter()
+        .filter_map(|action| if let Action::Event { event, .. } = action { Some(event) } else { None })
+        .collect();
+    assert!(
+        matches!(events[..], [Event::Text { text, tokens: 2 }, Event::Finished { reason: FinishReason::Cancelled, .. }]
+            if text == "<end"),
+        "{events:?}"
+    );
 }
 
 #[test]
