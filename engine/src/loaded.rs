@@ -116,7 +116,8 @@ impl LoadedModel {
         let spec = ModelSpec::read(&file)?;
         let text = TextModel::read(&file, &spec, options.kv_format, options.context_limit);
         let backend = CpuBackend::new(Arc::new(Pool::new(options.threads)), isa);
-        let block_bytes = backend.kv_block_bytes(options.kv_format, &spec.kv_layers()) as u64;
+        let block_bytes = backend.kv_block_bytes(options.kv_format, &spec.kv_layers());
+        let block_bytes = block_bytes.map_err(RuntimeError::from)? as u64;
         let kv_blocks = (options.kv_budget_bytes / block_bytes).min(u64::from(u32::MAX - 1)) as usize;
         if kv_blocks == 0 {
             let expected =

@@ -176,28 +176,6 @@ impl Oracle {
     }
 }
 
-impl ModelSpec {
-    /// Every tensor that the model uses; a tied head appears once.
-    pub fn tensor_names(&self) -> Vec<&str> {
-        fn linear(l: &LinearSpec) -> impl Iterator<Item = &str> {
-            std::iter::once(l.weight.as_str()).chain(l.bias.as_deref())
-        }
-        let mut names = vec![self.embedding.as_str(), self.output_norm.weight.as_str()];
-        names.extend(linear(&self.head).filter(|name| *name != self.embedding));
-        for layer in &self.layers {
-            let Mixer::Attention(a) = &layer.mixer;
-            let Ffn::Gated { gate, up, down, .. } = &layer.ffn;
-            let norms = [Some(&layer.mixer_norm), layer.mixer_post_norm.as_ref(), Some(&layer.ffn_norm)];
-            let norms = norms.into_iter().chain([layer.ffn_post_norm.as_ref(), a.query_norm.as_ref()]);
-            names.extend(norms.chain([a.key_norm.as_ref()]).flatten().map(|norm| norm.weight.as_str()));
-            for l in [&a.query, &a.key, &a.value, &a.output, gate, up, down] {
-                names.extend(linear(l));
-            }
-        }
-        names
-    }
-}
-
 /// Softmax attention of one row over the cached positions that it sees.
 fn attend(a: &AttentionSpec, query: &[f32], position: usize, cache: &LayerCache) -> Row {
     let first = a.window.map_or(0, |window| (position + 1).saturating_sub(window));

@@ -8,15 +8,14 @@
 
 mod weights;
 
-use zllm_kernels::backend::{Backend, DeviceError, KV_BLOCK_TOKENS, Product, Span};
+use zllm_kernels::backend::{Backend, DeviceError, KV_BLOCK_TOKENS, KvFormat, Product, Span};
 
+pub use self::weights::LoadProgress;
+use self::weights::{Linear, Norm, Weights};
 use crate::{
     gguf::GgufFile,
     spec::{ModelSpec, SpecError},
 };
-pub use weights::LoadProgress;
-use weights::{Linear, Norm, Weights};
-use zllm_kernels::backend::KvFormat;
 
 /// How much a runtime may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,9 +152,10 @@ pub struct Runtime<B: Backend> {
     spec: ModelSpec,
     weights: Weights<B>,
     kv: B::Kv,
+    kv_block_bytes: usize,
     limits: RuntimeLimits,
     scratch: Scratch<B>,
-    /// Positions of the step's rows; kept so that a step allocates nothing once it has grown.
+    /// Positions of the step's rows; kept, as are the next two, so that a step does not allocate by its size.
     positions: Vec<usize>,
     picks: Vec<usize>,
     ids: Vec<u32>,
@@ -186,7 +186,7 @@ impl<B: Backend> Runtime<B> {
     /// Brings the model of `file` to `backend`; the file's pages are given back as they are copied.
     ///
     /// # Errors
-    /// A tensor that the backend cannot multiply, by name.
+    /// A tensor that the backend cannot multiply or a head that it cannot attend with, by name.
     pub fn load(
         mut backend: B,
         file: &GgufFile,
@@ -195,6 +195,7 @@ impl<B: Backend> Runtime<B> {
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, RuntimeError> {
         let weights = Weights::load(&mut backend, file, &spec, progress)?;
+        let kv_block_bytes = backend.kv_block_bytes(limits.kv_format, &spec.kv_layers())?;
         let kv = backend.kv(limits.kv_format, &spec.kv_layers(), limits.kv_blocks)?;
         let scratch = Scratch::new(&mut backend, &spec, &weights, limits)?;
         Ok(Self {
@@ -202,6 +203,7 @@ impl<B: Backend> Runtime<B> {
             spec,
             weights,
             kv,
+            kv_block_bytes,
             limits,
             scratch,
             positions: Vec::with_capacity(limits.step_rows),
@@ -222,7 +224,7 @@ impl<B: Backend> Runtime<B> {
 
     /// Bytes of one KV block.
     pub fn kv_block_bytes(&self) -> usize {
-        self.backend.kv_block_bytes(self.limits.kv_format, &self.spec.kv_layers())
+        self.kv_block_bytes
     }
 
     /// Bytes of the weights on the device.
@@ -356,7 +358,7 @@ impl<B: Backend> Runtime<B> {
         backend.gather_rows(hidden, picks, picked);
         weights.output_norm.apply(backend, picked, rows, normed);
         let weight = weights.head.as_ref().unwrap_or(&weights.embedding);
-        backend.multiply(normed, rows, &mut [Product { weight, output: logits }]);
+        backend.multiply(normed, rows, [Product { weight, output: logits }]);
         if let Some(bias) = &weights.head_bias {
             backend.add_bias(logits, rows, bias);
         }
@@ -410,7 +412,7 @@ impl<B: Backend> Norm<B> {
 
 impl<B: Backend> Linear<B> {
     fn apply(&self, backend: &mut B, input: &B::Tensor, rows: usize, output: &mut B::Tensor) {
-        backend.multiply(input, rows, &mut [Product { weight: &self.weight, output }]);
+        backend.multiply(input, rows, [Product { weight: &self.weight, output }]);
         self.add_bias(backend, rows, output);
     }
 
@@ -428,9 +430,9 @@ fn multiply<B: Backend, const N: usize>(
     rows: usize,
     mut products: [(&Linear<B>, &mut B::Tensor); N],
 ) {
-    let mut work =
+    let work =
         products.each_mut().map(|(linear, output)| Product { weight: &linear.weight, output: &mut **output });
-    backend.multiply(input, rows, &mut work);
+    backend.multiply(input, rows, work);
     for (linear, output) in products {
         linear.add_bias(backend, rows, output);
     }

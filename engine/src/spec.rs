@@ -14,7 +14,7 @@ mod qwen2;
 mod read;
 
 pub(crate) use checks::vector;
-use zllm_kernels::backend::{Activation, Rope};
+use zllm_kernels::backend::{Activation, KvLayer, Rope};
 
 use crate::gguf::{GgufError, GgufFile};
 
@@ -210,13 +210,31 @@ impl ModelSpec {
         Ok(spec)
     }
 
-    /// Bytes of keys and values of one token, in 16-bit codes without scales (what every KV format is near to).
-    pub fn kv_values_per_token(&self) -> usize {
-        self.layers
-            .iter()
-            .map(|layer| match &layer.mixer {
-                Mixer::Attention(a) => a.kv_heads * (a.key_dim + a.value_dim),
-            })
-            .sum()
+    /// The KV shape of each layer.
+    pub fn kv_layers(&self) -> Vec<KvLayer> {
+        let layer = |layer: &LayerSpec| match &layer.mixer {
+            Mixer::Attention(a) => KvLayer { kv_heads: a.kv_heads, k_dim: a.key_dim, v_dim: a.value_dim },
+        };
+        self.layers.iter().map(layer).collect()
+    }
+
+    /// Every tensor that the model uses; a tied head appears once.
+    pub fn tensor_names(&self) -> Vec<&str> {
+        fn linear(l: &LinearSpec) -> impl Iterator<Item = &str> {
+            std::iter::once(l.weight.as_str()).chain(l.bias.as_deref())
+        }
+        let mut names = vec![self.embedding.as_str(), self.output_norm.weight.as_str()];
+        names.extend(linear(&self.head).filter(|name| *name != self.embedding));
+        for layer in &self.layers {
+            let Mixer::Attention(a) = &layer.mixer;
+            let Ffn::Gated { gate, up, down, .. } = &layer.ffn;
+            let norms = [Some(&layer.mixer_norm), layer.mixer_post_norm.as_ref(), Some(&layer.ffn_norm)];
+            let norms = norms.into_iter().chain([layer.ffn_post_norm.as_ref(), a.query_norm.as_ref()]);
+            names.extend(norms.chain([a.key_norm.as_ref()]).flatten().map(|norm| norm.weight.as_str()));
+            for l in [&a.query, &a.key, &a.value, &a.output, gate, up, down] {
+                names.extend(linear(l));
+            }
+        }
+        names
     }
 }

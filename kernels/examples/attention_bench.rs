@@ -5,11 +5,11 @@
 
 use std::time::Instant;
 
-use zllm_kernels::backend::Span;
+use zllm_kernels::backend::{KV_BLOCK_TOKENS, KvFormat, KvLayer, Span};
 use zllm_kernels::cpu::{
     attention::{AttendArgs, AttendScratch, append, attend},
     isa::Isa,
-    kv::{BLOCK_TOKENS, KvArena, KvFormat, KvLayer, KvLayout},
+    kv::{KvArena, KvLayout},
     pool::Pool,
 };
 
@@ -76,8 +76,9 @@ struct Bench<'a> {
 
 impl<'a> Bench<'a> {
     fn new(pool: &'a Pool, isa: Isa, format: KvFormat, shape: &'a Shape, tokens: usize) -> Self {
-        let count = tokens.div_ceil(BLOCK_TOKENS);
-        let arena = KvArena::new(KvLayout::new(format, &[shape.layer]), count);
+        let count = tokens.div_ceil(KV_BLOCK_TOKENS);
+        let layout = KvLayout::new(format, &[shape.layer]).expect("a shape of a real model");
+        let arena = KvArena::new(layout, count);
         // Neighbours in the sequence are not neighbours in memory; 7 and the count have no common divisor.
         assert!(!count.is_multiple_of(7));
         let blocks = (0..count).map(|i| (i * 7 % count) as u32).collect();

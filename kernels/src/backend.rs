@@ -8,25 +8,13 @@
 //! Invariant: a row of an output depends on that row of the inputs (and, for attention, on its own sequence) alone, to
 //! the bit: never on how many rows are beside it, on the thread count or on the instruction set.
 
+use std::ops::Range;
+
 use crate::blocks::BlockFormat;
 
 /// Why a device refused. The operands are in the variant.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum DeviceError {
-    /// A weight whose format has no product on this backend.
-    #[error(
-        "tensor {name}: no {format} product on the {backend} backend; re-quantise it to one of: {supported}"
-    )]
-    UnsupportedFormat {
-        /// Tensor name.
-        name: String,
-        /// Its format.
-        format: BlockFormat,
-        /// Backend name.
-        backend: &'static str,
-        /// What would work.
-        supported: String,
-    },
     /// Bytes that do not hold `rows` x `cols` weights.
     #[error("tensor {name}: {found} bytes do not hold {rows} rows of {cols} {format} weights")]
     WrongSize {
@@ -44,8 +32,8 @@ pub enum DeviceError {
     /// A shape that no kernel serves.
     #[error("{what}: {found} is not supported by the {backend} backend; {expected}")]
     UnsupportedShape {
-        /// Which dimension.
-        what: &'static str,
+        /// Which dimension, of what.
+        what: String,
         /// Its value.
         found: usize,
         /// Backend name.
@@ -56,7 +44,7 @@ pub enum DeviceError {
 }
 
 /// A packed weight matrix as it lies in a file: `rows` outputs by `cols` inputs.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct WeightSource<'a> {
     /// Tensor name, for errors.
     pub name: &'a str,
@@ -68,6 +56,9 @@ pub struct WeightSource<'a> {
     pub cols: usize,
     /// The packed rows, one after the other.
     pub bytes: &'a [u8],
+    /// Told, from any thread, of each range of `bytes` that has been copied, so that the file's pages can go back while
+    /// the rest is read. Ranges do not overlap and cover all of `bytes`.
+    pub release: &'a (dyn Fn(Range<usize>) + Sync),
 }
 
 /// Device memory for activations.
@@ -107,7 +98,7 @@ pub trait Linear: Memory {
     /// Copies (and reorders) a weight to the device.
     ///
     /// # Errors
-    /// A format or size that the backend cannot multiply.
+    /// A shape or size that the backend cannot multiply, by the tensor's name.
     fn weight(&mut self, source: WeightSource<'_>) -> Result<Self::Weight, DeviceError>;
 
     /// Bytes of device memory that `weight` takes.
@@ -117,7 +108,12 @@ pub trait Linear: Memory {
     fn embed(&mut self, weight: &Self::Weight, ids: &[u32], scale: f32, output: &mut Self::Tensor);
 
     /// Several products of the same input in one piece of work (q, k and v; gate and up).
-    fn multiply(&mut self, input: &Self::Tensor, rows: usize, products: &mut [Product<'_, Self>]);
+    fn multiply<const N: usize>(
+        &mut self,
+        input: &Self::Tensor,
+        rows: usize,
+        products: [Product<'_, Self>; N],
+    );
 }
 
 /// Which pairs of a head rotary embedding turns.
@@ -198,13 +194,55 @@ pub trait Pointwise: Memory {
     fn soft_cap(&mut self, target: &mut Self::Tensor, rows: usize, cap: f32);
 }
 
-/// How keys and values are kept.
-pub use crate::cpu::kv::KvFormat;
-/// The shape of one layer's keys and values.
-pub use crate::cpu::kv::KvLayer;
-
 /// Tokens of one KV block.
-pub const KV_BLOCK_TOKENS: usize = crate::cpu::kv::BLOCK_TOKENS;
+pub const KV_BLOCK_TOKENS: usize = 64;
+
+/// How keys and values are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KvFormat {
+    /// i16 codes with one f32 scale a token and head; exact integer products. The default: fastest and most accurate.
+    I16,
+    /// IEEE half floats with f32 products. A value beyond 65504 makes the rows that see it NaN.
+    F16,
+}
+
+impl KvFormat {
+    /// The name used in configuration, fingerprints and `--kv-format`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::I16 => "i16",
+            Self::F16 => "f16",
+        }
+    }
+}
+
+impl std::fmt::Display for KvFormat {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for KvFormat {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "i16" => Ok(Self::I16),
+            "f16" => Ok(Self::F16),
+            _ => Err(format!("unknown KV format {s:?}: i16 or f16")),
+        }
+    }
+}
+
+/// What a layer keeps of each token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvLayer {
+    /// KV heads.
+    pub kv_heads: usize,
+    /// Dimensions of a K head.
+    pub k_dim: usize,
+    /// Dimensions of a V head.
+    pub v_dim: usize,
+}
 
 /// One sequence's rows in the batch.
 #[derive(Clone, Copy, Debug)]
@@ -241,11 +279,14 @@ pub trait Attention: Memory {
     /// An arena of `blocks` blocks.
     ///
     /// # Errors
-    /// A head size that no kernel serves.
+    /// A head dimension that no kernel serves.
     fn kv(&mut self, format: KvFormat, layers: &[KvLayer], blocks: usize) -> Result<Self::Kv, DeviceError>;
 
     /// Bytes of one block of such an arena.
-    fn kv_block_bytes(&self, format: KvFormat, layers: &[KvLayer]) -> usize;
+    ///
+    /// # Errors
+    /// As [`Attention::kv`].
+    fn kv_block_bytes(&self, format: KvFormat, layers: &[KvLayer]) -> Result<usize, DeviceError>;
 
     /// Writes each row's key and value (after rope) at its position.
     fn append(
@@ -275,3 +316,16 @@ pub trait Attention: Memory {
 /// A device that can run every model algorithm of the engine.
 pub trait Backend: Linear + Pointwise + Attention + Send {}
 impl<T: Linear + Pointwise + Attention + Send> Backend for T {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn format_names_parse_back() {
+        for format in [KvFormat::I16, KvFormat::F16] {
+            assert_eq!(format.name().parse(), Ok(format));
+        }
+        assert!("q8".parse::<KvFormat>().is_err());
+    }
+}

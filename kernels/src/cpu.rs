@@ -13,3 +13,6 @@ mod share;
 pub(crate) mod simd;
 
 pub use backend::{CpuBackend, Tensor};
+
+/// The backend's name in messages and metrics.
+const NAME: &str = "cpu";

@@ -6,11 +6,11 @@ use std::{
 };
 
 use zllm_kernels::{
-    backend::{RopeStyle, Span},
+    backend::{KvFormat, KvLayer, RopeStyle, Span},
     cpu::{
         attention::{AttendArgs, AttendScratch, append, attend},
         isa::Isa,
-        kv::{KvArena, KvFormat, KvLayer, KvLayout},
+        kv::{KvArena, KvLayout},
         ops::{RopeParams, RopeTables, rms_norm_in_place, rope},
         pool::Pool,
     },
@@ -39,7 +39,8 @@ static ALLOCATOR: Counting = Counting;
 #[test]
 fn a_step_allocates_nothing_after_the_first() {
     let layer = KvLayer { kv_heads: 2, k_dim: 64, v_dim: 64 };
-    let mut arena = KvArena::new(KvLayout::new(KvFormat::I16, &[layer]), 40);
+    let layout = KvLayout::new(KvFormat::I16, &[layer]).expect("supported heads");
+    let mut arena = KvArena::new(layout, 40);
     let blocks: Vec<u32> = (0..40).collect();
     let (pool, isa) = (Pool::new(2), Isa::best());
     let (mut q, k) = (vec![0.5; 14 * 64], vec![0.25; 2 * 64]);

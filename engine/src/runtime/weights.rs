@@ -1,6 +1,8 @@
 //! Binding: the tensors that a spec names, brought to a device.
 
-use zllm_kernels::backend::{Activation, AttentionShape, Backend, KvLayer, RopeId, WeightSource};
+use std::ops::Range;
+
+use zllm_kernels::backend::{Activation, AttentionShape, Backend, RopeId, WeightSource};
 
 use super::RuntimeError;
 use crate::{
@@ -75,16 +77,6 @@ impl<B: Backend> Layer<B> {
     pub(super) fn scratch_shape(&self) -> [usize; 5] {
         let a = &self.attention;
         [a.query.outputs, a.key.outputs, a.value.outputs, a.shape.heads * a.value_dim, self.ffn.gate.outputs]
-    }
-}
-
-impl ModelSpec {
-    /// The KV shape of each layer.
-    pub fn kv_layers(&self) -> Vec<KvLayer> {
-        let layer = |layer: &LayerSpec| match &layer.mixer {
-            Mixer::Attention(a) => KvLayer { kv_heads: a.kv_heads, k_dim: a.key_dim, v_dim: a.value_dim },
-        };
-        self.layers.iter().map(layer).collect()
     }
 }
 
@@ -183,10 +175,11 @@ impl<B: Backend> Loader<'_, B> {
     fn weight(&mut self, name: &str, cols: usize, rows: usize) -> Result<B::Weight, RuntimeError> {
         let tensor = self.file.require_tensor(name).map_err(crate::spec::SpecError::from)?;
         let format = tensor.format().map_err(crate::spec::SpecError::from)?;
-        let source = WeightSource { name, format, rows, cols, bytes: tensor.bytes() };
+        let (file, start) = (self.file, tensor.range().start);
+        let release = |part: Range<usize>| file.give_back(start + part.start..start + part.end);
+        let source = WeightSource { name, format, rows, cols, bytes: tensor.bytes(), release: &release };
         let weight = self.backend.weight(source)?;
         self.bytes += self.backend.weight_bytes(&weight);
-        self.file.give_back(tensor.range());
         self.done(tensor.bytes().len());
         Ok(weight)
     }

@@ -31,12 +31,12 @@
 
 use super::{
     isa::Isa,
-    kv::{BLOCK_TOKENS, KvArena, KvFormat, LayerPlace},
+    kv::{KvArena, LayerPlace},
     pool::Pool,
     share::Shared,
     simd::{self, Kernel, Simd},
 };
-use crate::backend::Span;
+use crate::backend::{KV_BLOCK_TOKENS, KvFormat, Span};
 
 mod append;
 mod codec;
@@ -61,14 +61,14 @@ impl Span<'_> {
 
     /// Checks that rows from `first_position` on can be read and written: blocks exist.
     fn check_blocks(&self, first_position: usize, blocks: usize) {
-        let needed = self.end().div_ceil(BLOCK_TOKENS);
+        let needed = self.end().div_ceil(KV_BLOCK_TOKENS);
         assert!(
             self.blocks.len() >= needed,
             "a table of {} blocks for {} tokens",
             self.blocks.len(),
             self.end()
         );
-        for &id in &self.blocks[first_position / BLOCK_TOKENS..needed] {
+        for &id in &self.blocks[first_position / KV_BLOCK_TOKENS..needed] {
             assert!((id as usize) < blocks, "KV block {id} of {blocks}");
         }
     }

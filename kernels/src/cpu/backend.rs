@@ -6,14 +6,14 @@ use super::{
     attention::{self, AttendArgs, AttendScratch},
     buffer::AlignedBuffer,
     isa::Isa,
-    kv::{KvArena, KvFormat, KvLayer, KvLayout},
-    matmul::{self, PackedWeight, RowsScratch, Term},
+    kv::{KvArena, KvLayout},
+    matmul::{self, PackError, PackedWeight, RowsScratch, Term},
     ops::{self, RopeParams, RopeTables},
     pool::Pool,
 };
 use crate::backend::{
-    Activation, Attention, AttentionShape, DeviceError, Linear, Memory, Pointwise, Product, Rope, RopeId,
-    Span, WeightSource,
+    Activation, Attention, AttentionShape, DeviceError, KvFormat, KvLayer, Linear, Memory, Pointwise,
+    Product, Rope, RopeId, Span, WeightSource,
 };
 
 /// A row-major matrix of f32 in host memory.
@@ -63,7 +63,7 @@ impl Memory for CpuBackend {
     type Tensor = Tensor;
 
     fn name(&self) -> &'static str {
-        "cpu"
+        super::NAME
     }
 
     fn tensor(&mut self, rows: usize, cols: usize) -> Result<Tensor, DeviceError> {
@@ -93,10 +93,9 @@ impl Linear for CpuBackend {
     type Weight = PackedWeight;
 
     fn weight(&mut self, source: WeightSource<'_>) -> Result<PackedWeight, DeviceError> {
-        let WeightSource { name, format, rows, cols, bytes } = source;
-        PackedWeight::pack(&self.pool, self.isa, format, rows, cols, bytes).map_err(|_| {
-            DeviceError::WrongSize { name: name.to_owned(), format, rows, cols, found: bytes.len() }
-        })
+        let WeightSource { name, format, rows, cols, bytes, release } = source;
+        PackedWeight::pack_and_release(&self.pool, self.isa, format, rows, cols, bytes, release)
+            .map_err(|error| refused(name, error))
     }
 
     fn weight_bytes(&self, weight: &PackedWeight) -> usize {
@@ -112,15 +111,37 @@ impl Linear for CpuBackend {
         }
     }
 
-    fn multiply(&mut self, input: &Tensor, rows: usize, products: &mut [Product<'_, Self>]) {
-        let mut terms: Vec<Term<'_>> = products
-            .iter_mut()
-            .map(|p| {
-                assert_eq!(p.output.cols, p.weight.rows(), "outputs of a product");
-                Term { weight: p.weight, output: p.output.rows_mut(rows) }
-            })
-            .collect();
+    fn multiply<const N: usize>(&mut self, input: &Tensor, rows: usize, products: [Product<'_, Self>; N]) {
+        let mut terms = products.map(|p| {
+            assert_eq!(p.output.cols, p.weight.rows(), "outputs of a product");
+            Term { weight: p.weight, output: p.output.rows_mut(rows) }
+        });
         matmul::multiply(&self.pool, self.isa, input.rows(rows), rows, &mut terms, &mut self.rows_scratch);
+    }
+}
+
+/// Why the matrix `name` has no product here.
+fn refused(name: &str, error: PackError) -> DeviceError {
+    let shape = |of: &str, found, expected| DeviceError::UnsupportedShape {
+        what: format!("{of} of tensor {name}"),
+        found,
+        backend: super::NAME,
+        expected,
+    };
+    match error {
+        PackError::WrongSize { format, rows, cols, bytes } => {
+            DeviceError::WrongSize { name: name.to_owned(), format, rows, cols, found: bytes }
+        }
+        PackError::Empty { rows: 0, .. } => shape("rows", 0, "at least 1 is"),
+        PackError::Empty { cols, .. } => shape("columns", cols, "at least 1 is"),
+        PackError::PartialBlock { format, cols } => shape(
+            "columns",
+            cols,
+            match format.block_len() {
+                256 => "multiples of 256 are, which is a block of its format",
+                _ => "multiples of 32 are, which is a block of its format",
+            },
+        ),
     }
 }
 
@@ -199,15 +220,16 @@ impl Attention for CpuBackend {
     type Kv = KvArena;
 
     fn kv(&mut self, format: KvFormat, layers: &[KvLayer], blocks: usize) -> Result<KvArena, DeviceError> {
-        Ok(KvArena::new(KvLayout::new(format, layers), blocks))
+        Ok(KvArena::new(KvLayout::new(format, layers)?, blocks))
     }
 
-    fn kv_block_bytes(&self, format: KvFormat, layers: &[KvLayer]) -> usize {
-        KvLayout::new(format, layers).block_bytes()
+    fn kv_block_bytes(&self, format: KvFormat, layers: &[KvLayer]) -> Result<usize, DeviceError> {
+        Ok(KvLayout::new(format, layers)?.block_bytes())
     }
 
     fn append(&mut self, kv: &mut KvArena, layer: usize, spans: &[Span<'_>], keys: &Tensor, values: &Tensor) {
-        attention::append(&self.pool, self.isa, kv, layer, spans, &keys.values, &values.values);
+        let rows = spans.iter().map(|s| s.rows).sum();
+        attention::append(&self.pool, self.isa, kv, layer, spans, keys.rows(rows), values.rows(rows));
     }
 
     fn attend(

@@ -9,70 +9,22 @@
 //! The bytes are in this machine's order and belong to this layout: a fingerprint of stored blocks must name both.
 
 use super::buffer::AlignedBuffer;
+use crate::backend::{DeviceError, KV_BLOCK_TOKENS, KvFormat, KvLayer};
 
-/// Tokens of a block.
-pub const BLOCK_TOKENS: usize = 64;
 /// Tokens of a group, the atom of the layout: the lanes of a vector.
 pub(crate) const GROUP_TOKENS: usize = 16;
 /// Groups of a block.
-pub(crate) const BLOCK_GROUPS: usize = BLOCK_TOKENS / GROUP_TOKENS;
+pub(crate) const BLOCK_GROUPS: usize = KV_BLOCK_TOKENS / GROUP_TOKENS;
 /// Largest head dimension.
 pub const MAX_HEAD_DIM: usize = 256;
 
-/// How K and V are kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum KvFormat {
-    /// i16 codes with one f32 scale a token and head; exact integer products. The default: fastest and most accurate.
-    I16,
-    /// IEEE half floats with f32 products. Values beyond 65504 poison what sees them (see `attention`).
-    F16,
-}
-
-impl KvFormat {
-    /// The name used in configuration, fingerprints and `--kv-format`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::I16 => "i16",
-            Self::F16 => "f16",
-        }
-    }
-
-    /// Bytes of the codes and scales of one group of one head with `dim` dimensions.
-    const fn group_bytes(self, dim: usize) -> usize {
-        let scales = match self {
-            Self::I16 => GROUP_TOKENS * size_of::<f32>(),
-            Self::F16 => 0,
-        };
-        GROUP_TOKENS * dim * size_of::<u16>() + scales
-    }
-}
-
-impl std::fmt::Display for KvFormat {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl std::str::FromStr for KvFormat {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        match s {
-            "i16" => Ok(Self::I16),
-            "f16" => Ok(Self::F16),
-            _ => Err(format!("unknown KV format {s:?}: i16 or f16")),
-        }
-    }
-}
-
-/// What a layer caches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvLayer {
-    /// KV heads.
-    pub kv_heads: usize,
-    /// Dimensions of a K head: a multiple of 16, at most [`MAX_HEAD_DIM`].
-    pub k_dim: usize,
-    /// Dimensions of a V head: likewise.
-    pub v_dim: usize,
+/// Bytes of the codes and scales of one group of one head with `dim` dimensions.
+const fn group_bytes(format: KvFormat, dim: usize) -> usize {
+    let scales = match format {
+        KvFormat::I16 => GROUP_TOKENS * size_of::<f32>(),
+        KvFormat::F16 => 0,
+    };
+    GROUP_TOKENS * dim * size_of::<u16>() + scales
 }
 
 /// Where a layer lies in a block. Offsets and sizes in bytes.
@@ -111,26 +63,29 @@ pub struct KvLayout {
 impl KvLayout {
     /// The layout of blocks that hold `layers`, in order.
     ///
-    /// # Panics
-    /// When there is no layer, or a head's dimension is not a multiple of 16 from 16 to 256, or a layer has no head.
-    pub fn new(format: KvFormat, layers: &[KvLayer]) -> Self {
-        assert!(!layers.is_empty(), "a KV block without layers");
+    /// # Errors
+    /// There is no layer, a layer has no head, or a head's dimension is not a multiple of 16 from 16 to 256.
+    pub fn new(format: KvFormat, layers: &[KvLayer]) -> Result<Self, DeviceError> {
+        if layers.is_empty() {
+            return Err(unsupported("KV layers", 0, "a model has at least 1"));
+        }
         let mut block_bytes = 0;
-        let places = layers
-            .iter()
-            .map(|&layer| {
-                for dim in [layer.k_dim, layer.v_dim] {
-                    let fits = (16..=MAX_HEAD_DIM).contains(&dim) && dim.is_multiple_of(16);
-                    assert!(fits, "head dimension {dim}: multiples of 16 up to {MAX_HEAD_DIM} work");
+        let mut places = Vec::with_capacity(layers.len());
+        for &layer in layers {
+            for (what, dim) in [("key head dimension", layer.k_dim), ("value head dimension", layer.v_dim)] {
+                if !(16..=MAX_HEAD_DIM).contains(&dim) || !dim.is_multiple_of(16) {
+                    return Err(unsupported(what, dim, "multiples of 16 from 16 to 256 are"));
                 }
-                assert!(layer.kv_heads > 0, "a KV layer without heads");
-                let (k, v) = (format.group_bytes(layer.k_dim), format.group_bytes(layer.v_dim));
-                let place = LayerPlace { layer, k_group_bytes: k, v_group_bytes: v, offset: block_bytes };
-                block_bytes = place.head_offset(layer.kv_heads);
-                place
-            })
-            .collect();
-        Self { format, places, block_bytes }
+            }
+            if layer.kv_heads == 0 {
+                return Err(unsupported("KV heads of a layer", 0, "a layer has at least 1"));
+            }
+            let (k, v) = (group_bytes(format, layer.k_dim), group_bytes(format, layer.v_dim));
+            let place = LayerPlace { layer, k_group_bytes: k, v_group_bytes: v, offset: block_bytes };
+            block_bytes = place.head_offset(layer.kv_heads);
+            places.push(place);
+        }
+        Ok(Self { format, places, block_bytes })
     }
 
     /// How K and V are kept.
@@ -156,6 +111,10 @@ impl KvLayout {
     pub(crate) fn place(&self, layer: usize) -> &LayerPlace {
         &self.places[layer]
     }
+}
+
+fn unsupported(what: &str, found: usize, expected: &'static str) -> DeviceError {
+    DeviceError::UnsupportedShape { what: what.to_owned(), found, backend: super::NAME, expected }
 }
 
 /// The blocks of a device, numbered from 0. Who uses which block is the owner's business.
@@ -231,7 +190,7 @@ mod tests {
                 KvLayer { kv_heads: 1, k_dim: 256, v_dim: 16 },
                 KvLayer { kv_heads: 3, k_dim: 80, v_dim: 112 },
             ];
-            let layout = KvLayout::new(format, &layers);
+            let layout = KvLayout::new(format, &layers).expect("supported heads");
             let mut at = 0;
             for (index, layer) in layers.iter().enumerate() {
                 let place = layout.place(index);
@@ -250,13 +209,15 @@ mod tests {
             assert_eq!(at % 64, 0);
         }
         // 264 bytes a token and head of 64 dimensions.
-        let one = KvLayout::new(KvFormat::I16, &[KvLayer { kv_heads: 1, k_dim: 64, v_dim: 64 }]);
-        assert_eq!(one.block_bytes(), 264 * BLOCK_TOKENS);
+        let layer = KvLayer { kv_heads: 1, k_dim: 64, v_dim: 64 };
+        let one = KvLayout::new(KvFormat::I16, &[layer]).expect("supported heads");
+        assert_eq!(one.block_bytes(), 264 * KV_BLOCK_TOKENS);
     }
 
     #[test]
     fn blocks_are_separate_and_copied_whole() {
-        let layout = KvLayout::new(KvFormat::F16, &[KvLayer { kv_heads: 1, k_dim: 16, v_dim: 16 }]);
+        let layer = KvLayer { kv_heads: 1, k_dim: 16, v_dim: 16 };
+        let layout = KvLayout::new(KvFormat::F16, &[layer]).expect("supported heads");
         let mut arena = KvArena::new(layout, 3);
         arena.block_mut(1).fill(7);
         arena.copy_block(1, 2);
@@ -265,10 +226,16 @@ mod tests {
     }
 
     #[test]
-    fn format_names_parse_back() {
-        for format in [KvFormat::I16, KvFormat::F16] {
-            assert_eq!(format.name().parse(), Ok(format));
+    fn heads_that_no_kernel_serves_are_refused_by_name() {
+        let refusal = |kv_heads, k_dim, v_dim| {
+            let layer = KvLayer { kv_heads, k_dim, v_dim };
+            KvLayout::new(KvFormat::I16, &[layer]).expect_err("no kernel serves it").to_string()
+        };
+        for dim in [0, 8, 72, 272] {
+            assert!(refusal(1, dim, 64).starts_with(&format!("key head dimension: {dim} ")));
+            assert!(refusal(1, 64, dim).starts_with(&format!("value head dimension: {dim} ")));
         }
-        assert!("q8".parse::<KvFormat>().is_err());
+        assert!(refusal(0, 64, 64).starts_with("KV heads of a layer: 0 "));
+        assert!(KvLayout::new(KvFormat::I16, &[]).is_err());
     }
 }

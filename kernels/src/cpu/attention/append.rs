@@ -6,9 +6,10 @@ use super::{
     Span, check_spans,
     codec::{Codec, F16, I16, Measure},
 };
+use crate::backend::{KV_BLOCK_TOKENS, KvFormat};
 use crate::cpu::{
     isa::Isa,
-    kv::{BLOCK_GROUPS, BLOCK_TOKENS, GROUP_TOKENS, KvArena, KvFormat, LayerPlace, MAX_HEAD_DIM},
+    kv::{BLOCK_GROUPS, GROUP_TOKENS, KvArena, LayerPlace, MAX_HEAD_DIM},
     pool::Pool,
     share::Shared,
     simd::{self, Kernel, Simd},
@@ -59,7 +60,7 @@ fn groups(span: &Span<'_>) -> Range<usize> {
 
 /// Whether no block is written from two places: few blocks are written in a step, so each is compared with each.
 fn written_once(spans: &[Span<'_>]) -> bool {
-    let blocks = |span: &Span<'_>| span.position / BLOCK_TOKENS..span.end().div_ceil(BLOCK_TOKENS);
+    let blocks = |span: &Span<'_>| span.position / KV_BLOCK_TOKENS..span.end().div_ceil(KV_BLOCK_TOKENS);
     let written = || {
         let filled = spans.iter().filter(|span| span.rows > 0);
         filled.flat_map(|span| span.blocks[blocks(span)].iter())

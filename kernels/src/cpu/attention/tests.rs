@@ -1,7 +1,7 @@
 //! Attention against a naive f64 twin, and against itself: any batch, chunking, placement, thread count, instruction set.
 
 use super::*;
-use crate::cpu::kv::{KvLayer, KvLayout};
+use crate::{backend::KvLayer, cpu::kv::KvLayout};
 
 /// Rms of the errors over the rms of the outputs, against f64 on the unrounded inputs: rather sharp attention.
 const I16_TOLERANCE: f64 = 5e-4;
@@ -40,6 +40,7 @@ impl Case {
     /// Two layers, so that offsets count: the case's is the second.
     fn layout(&self) -> KvLayout {
         KvLayout::new(self.format, &[KvLayer { kv_heads: 1, k_dim: 16, v_dim: 32 }, self.layer])
+            .expect("supported heads")
     }
 }
 
@@ -97,7 +98,7 @@ impl Bench {
     }
 
     fn table(&mut self, tokens: usize) -> Vec<u32> {
-        self.free.split_off(self.free.len() - tokens.div_ceil(BLOCK_TOKENS))
+        self.free.split_off(self.free.len() - tokens.div_ceil(KV_BLOCK_TOKENS))
     }
 
     /// One batch: tokens `range` of each sequence, in order, with a row of nobody before each and one after all.
@@ -161,7 +162,7 @@ impl Bench {
 }
 
 fn run(case: Case, isa: Isa, threads: usize, sequence: &Sequence, chunk: usize) -> Vec<f32> {
-    Bench::new(case, isa, threads, sequence.tokens / BLOCK_TOKENS + 3, 7).chunks(sequence, chunk)
+    Bench::new(case, isa, threads, sequence.tokens / KV_BLOCK_TOKENS + 3, 7).chunks(sequence, chunk)
 }
 
 /// Equal bits, or both NaN (whose payload is free).
@@ -305,7 +306,7 @@ fn blocks_below_the_window_may_be_gone() {
             let mut table = bench.table(sequence.tokens);
             let mut got = vec![];
             for start in (0..sequence.tokens).step_by(chunk) {
-                for id in &mut table[..first_visible(start, case.window) / BLOCK_TOKENS] {
+                for id in &mut table[..first_visible(start, case.window) / KV_BLOCK_TOKENS] {
                     if *id != u32::MAX {
                         bench.arena.block_mut(*id).fill(0xff);
                         *id = u32::MAX;

@@ -6,8 +6,9 @@
 use std::ops::Range;
 
 use super::{RANGE_KEYS, codec::Codec};
+use crate::backend::KvLayer;
 use crate::cpu::{
-    kv::{GROUP_TOKENS, KvLayer, MAX_HEAD_DIM},
+    kv::{GROUP_TOKENS, MAX_HEAD_DIM},
     math::{exp2, tanh},
     simd::{LANES, Simd},
 };

@@ -11,8 +11,9 @@ use super::{
     schedule::{Merge, Work},
     tile::{self, Groups, RANGE_GROUPS, TILE_ROWS, Tile, TileScratch},
 };
+use crate::backend::KvLayer;
 use crate::cpu::{
-    kv::{BLOCK_GROUPS, GROUP_TOKENS, KvLayer, LayerPlace, MAX_HEAD_DIM},
+    kv::{BLOCK_GROUPS, GROUP_TOKENS, LayerPlace, MAX_HEAD_DIM},
     math::exp2,
     share::Shared,
     simd::{LANES, Simd},

@@ -41,9 +41,6 @@ pub enum PackError {
         /// bytes given
         bytes: usize,
     },
-    /// The machine lacks the instruction set.
-    #[error("this machine does not have {}; use one of {:?}", .0.name(), Isa::available())]
-    Unsupported(Isa),
 }
 
 /// A matrix of `rows` outputs by `cols` inputs. The layout is the same for every instruction set.
@@ -57,6 +54,9 @@ pub struct PackedWeight {
 
 impl PackedWeight {
     /// Packs a matrix from its file bytes (`rows` rows of `cols` weights, one after another).
+    ///
+    /// # Errors
+    /// As [`Self::pack_and_release`].
     pub fn pack(
         pool: &Pool,
         isa: Isa,
@@ -71,6 +71,12 @@ impl PackedWeight {
     /// [`Self::pack`] that calls `release` with each range of `bytes` as soon as it is not needed any more, from any
     /// thread, so that the caller can give the file's pages back and the peak stays at one copy. Ranges do not overlap
     /// and cover all of `bytes`.
+    ///
+    /// # Errors
+    /// `bytes` are not such a matrix.
+    ///
+    /// # Panics
+    /// The machine does not have `isa`.
     pub fn pack_and_release(
         pool: &Pool,
         isa: Isa,
@@ -80,6 +86,7 @@ impl PackedWeight {
         bytes: &[u8],
         release: &(dyn Fn(Range<usize>) + Sync),
     ) -> Result<Self, PackError> {
+        assert!(isa.is_supported(), "this machine does not have {}", isa.name());
         if rows == 0 || cols == 0 {
             return Err(PackError::Empty { rows, cols });
         }
@@ -94,9 +101,6 @@ impl PackedWeight {
         };
         if row_bytes.checked_mul(rows) != Some(bytes.len()) {
             return Err(wrong_size);
-        }
-        if !isa.is_supported() {
-            return Err(PackError::Unsupported(isa));
         }
         let group_count = rows.div_ceil(GROUP_ROWS);
         let packed_bytes = group_bytes.checked_mul(group_count).ok_or(wrong_size)?;
