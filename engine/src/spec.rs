@@ -5,7 +5,8 @@
 //! turns metadata into a `ModelSpec`; nothing else knows a family's name.
 //!
 //! Invariant: a spec that was returned has been checked against the file: every tensor it names exists with the shape
-//! that it says, and no dimension is zero. Nothing is allocated by a number that was not checked.
+//! that it says, the file has no others, no key asks for what is not computed, and no dimension is zero. Nothing is
+//! allocated by a number that was not checked.
 
 mod checks;
 mod gemma3;
@@ -163,12 +164,24 @@ pub enum SpecError {
     BadValue {
         /// File name.
         file: String,
-        /// Metadata key.
+        /// Metadata key or tensor name.
         key: String,
         /// Its value.
         found: String,
         /// What would work.
         expected: String,
+    },
+    /// A tensor that the family does not use.
+    #[error(
+        "{file}: tensor {tensor} has no place in a {architecture} model; a variant that computes more is not supported"
+    )]
+    UnknownTensor {
+        /// File name.
+        file: String,
+        /// Tensor name.
+        tensor: String,
+        /// What the file says it is.
+        architecture: String,
     },
     /// A tensor of the wrong shape.
     #[error("{file}: tensor {tensor} has shape {found:?}; {expected:?} follows from the metadata")]
@@ -205,7 +218,9 @@ impl ModelSpec {
                 supported: FAMILIES.map(|(name, _)| name).join(", "),
             });
         };
-        let spec = family(&read::Reader::new(file, architecture))?;
+        let reader = read::Reader::new(file, architecture);
+        reader.check_keys()?;
+        let spec = family(&reader)?;
         checks::check(&spec, file)?;
         Ok(spec)
     }

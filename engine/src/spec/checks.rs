@@ -1,8 +1,10 @@
-//! A spec against its file: every tensor is there, with the shape that the metadata says.
+//! A spec against its file: every tensor is there, with the shape that the metadata says, and no other tensor.
+
+use std::collections::HashSet;
 
 use zllm_kernels::{backend::Activation, blocks::decode_row};
 
-use super::{Ffn, LinearSpec, Mixer, ModelSpec, NormSpec, SpecError};
+use super::{Ffn, LinearSpec, Mixer, ModelSpec, NormSpec, SpecError, read::ROPE_FACTORS};
 use crate::gguf::GgufFile;
 
 /// Checks every tensor that `spec` names.
@@ -28,7 +30,22 @@ pub(super) fn check(spec: &ModelSpec, file: &GgufFile) -> Result<(), SpecError> 
             .try_for_each(|n| norm(file, n))?;
     }
     norm(file, &spec.output_norm)?;
-    linear(file, &spec.head)
+    linear(file, &spec.head)?;
+    no_others(spec, file)
+}
+
+/// A tensor that the spec does not name means a variant of the family that computes something else.
+fn no_others(spec: &ModelSpec, file: &GgufFile) -> Result<(), SpecError> {
+    let mut known: HashSet<&str> = spec.tensor_names().into_iter().collect();
+    known.insert(ROPE_FACTORS);
+    match file.tensors().find(|tensor| !known.contains(tensor.name())) {
+        None => Ok(()),
+        Some(tensor) => Err(SpecError::UnknownTensor {
+            file: file.path().display().to_string(),
+            tensor: tensor.name().to_owned(),
+            architecture: spec.architecture.clone(),
+        }),
+    }
 }
 
 /// Decodes a vector of `len` values.

@@ -10,8 +10,15 @@ const WINDOW_PERIOD: usize = 6;
 /// Rope base of windowed layers, where the file does not say otherwise.
 const WINDOWED_BASE: f32 = 10_000.0;
 
+/// Layers of the 27B model, the one whose scores are scaled by its width instead of its head dimension. Its files do not
+/// say so (`query_pre_attn_scalar` is not written), so that the depth is how every reader tells it.
+const LAYERS_SCALED_BY_WIDTH: usize = 62;
+
 pub(super) fn read(reader: &Reader<'_>) -> Result<ModelSpec, SpecError> {
-    let d = reader.dimensions()?;
+    let mut d = reader.dimensions()?;
+    if d.layers == LAYERS_SCALED_BY_WIDTH && reader.positive("attention.scale")?.is_none() {
+        d.attention_scale = 1.0 / ((d.width / d.heads) as f32).sqrt();
+    }
     let window = reader.count("attention.sliding_window", 1 << 28)?;
     let windowed = reader.windowed_layers(d.layers, WINDOW_PERIOD)?;
     let global = reader.rope(RopeStyle::Neox, &d)?;

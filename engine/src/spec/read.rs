@@ -5,7 +5,7 @@
 use zllm_kernels::backend::{Activation, Rope, RopeStyle};
 
 use super::{AttentionSpec, Ffn, LinearSpec, ModelSpec, NormSpec, SpecError};
-use crate::gguf::{GgufFile, PerLayer};
+use crate::gguf::{GgufFile, PerLayer, Value};
 
 /// Layers that a file may announce; the deepest public models have about 130.
 const MAX_LAYERS: usize = 1024;
@@ -13,6 +13,25 @@ const MAX_LAYERS: usize = 1024;
 const MAX_DIMENSION: usize = 1 << 24;
 /// Context that a file may announce.
 const MAX_CONTEXT: usize = 1 << 28;
+
+/// Keys that change what a model computes in a way that no family here knows, each with the values that change nothing.
+const NOT_COMPUTED: [(&str, &[f64]); 12] = [
+    ("expert_count", &[0.0]),
+    ("attn_logit_softcapping", &[0.0]),
+    ("attention.logit_softcapping", &[0.0]),
+    ("final_logit_softcapping", &[0.0]),
+    ("attention.clamp_kqv", &[0.0]),
+    ("attention.max_alibi_bias", &[0.0]),
+    ("attention.causal", &[1.0]),
+    ("use_parallel_residual", &[0.0]),
+    ("logit_scale", &[0.0, 1.0]),
+    ("residual_scale", &[0.0, 1.0]),
+    ("embedding_scale", &[0.0, 1.0]),
+    ("rope.scaling.attn_factor", &[0.0, 1.0]),
+];
+
+/// The tensor of frequency divisors, one a pair; the file may have it.
+pub(super) const ROPE_FACTORS: &str = "rope_freqs.weight";
 
 /// A file seen by a family: keys without the `architecture.` prefix.
 pub(super) struct Reader<'f> {
@@ -30,6 +49,8 @@ pub(super) struct Dimensions {
     pub(super) key_dim: usize,
     pub(super) value_dim: usize,
     pub(super) rotary_dim: usize,
+    /// `attention.scale`, or 1 over the root of `key_dim`.
+    pub(super) attention_scale: f32,
     pub(super) epsilon: f32,
 }
 
@@ -49,6 +70,35 @@ impl<'f> Reader<'f> {
             found: found.to_string(),
             expected: expected.to_string(),
         }
+    }
+
+    /// As [`Self::bad`], for a tensor.
+    fn bad_tensor(&self, tensor: &str, found: impl ToString, expected: impl ToString) -> SpecError {
+        SpecError::BadValue {
+            file: self.file.path().display().to_string(),
+            key: tensor.to_owned(),
+            found: found.to_string(),
+            expected: expected.to_string(),
+        }
+    }
+
+    /// Refuses a file whose metadata asks for what is not computed: a wrong answer would look like a right one.
+    pub(super) fn check_keys(&self) -> Result<(), SpecError> {
+        for (name, neutral) in NOT_COMPUTED {
+            let Some(value) = self.file.metadata().get(&self.key(name)) else { continue };
+            let number = match value {
+                Value::F32(x) => Some(f64::from(x)),
+                Value::F64(x) => Some(x),
+                Value::Bool(x) => Some(f64::from(u8::from(x))),
+                other => other.as_integer().map(|x| x as f64),
+            };
+            if !number.is_some_and(|number| neutral.contains(&number)) {
+                let found = number.map_or_else(|| format!("{value:?}"), |number| number.to_string());
+                let expected = format!("only {} is supported", neutral[0]);
+                return Err(self.bad(name, found, expected));
+            }
+        }
+        Ok(())
     }
 
     /// A required number from 1 to `most`.
@@ -112,34 +162,46 @@ impl<'f> Reader<'f> {
             key_dim,
             value_dim: self.opt_count("attention.value_length", MAX_DIMENSION)?.unwrap_or(key_dim),
             rotary_dim,
+            attention_scale: self
+                .positive("attention.scale")?
+                .unwrap_or_else(|| 1.0 / (key_dim as f32).sqrt()),
             epsilon: self.positive("attention.layer_norm_rms_epsilon")?.ok_or_else(|| {
                 self.bad("attention.layer_norm_rms_epsilon", "missing", "the model needs it")
             })?,
         })
     }
 
-    /// The rotary embedding that the metadata describes, with linear scaling.
+    /// The rotary embedding that the metadata describes. A factor without a type is a linear one; `rope.scale_linear` is
+    /// what old files call it.
     pub(super) fn rope(&self, style: RopeStyle, d: &Dimensions) -> Result<Rope, SpecError> {
-        let scaling = self.file.metadata().opt_str(&self.key("rope.scaling.type"))?.unwrap_or("none");
-        let factor = self.positive("rope.scaling.factor")?;
+        let scaling = self.file.metadata().opt_str(&self.key("rope.scaling.type"))?.unwrap_or("linear");
+        let factor = match self.positive("rope.scaling.factor")? {
+            None => self.positive("rope.scale_linear")?,
+            found => found,
+        };
+        let factor = factor.unwrap_or(1.0);
+        if !(1.0 / factor).is_finite() {
+            return Err(self.bad("rope.scaling.factor", factor, "its inverse must be finite"));
+        }
         let scale = match scaling {
             "none" => 1.0,
-            "linear" => 1.0 / factor.unwrap_or(1.0),
+            "linear" => 1.0 / factor,
             other => return Err(self.bad("rope.scaling.type", other, "none and linear are supported")),
         };
         let base = self.positive("rope.freq_base")?.unwrap_or(10_000.0);
         Ok(Rope { style, rotary_dim: d.rotary_dim, base, scale, factors: self.rope_factors(d)? })
     }
 
-    /// `rope_freqs.weight`, one divisor a pair; empty when the file has none.
+    /// [`ROPE_FACTORS`], one divisor a pair; empty when the file has none.
     fn rope_factors(&self, d: &Dimensions) -> Result<Vec<f32>, SpecError> {
-        const NAME: &str = "rope_freqs.weight";
-        if self.file.tensor(NAME).is_none() {
+        if self.file.tensor(ROPE_FACTORS).is_none() {
             return Ok(Vec::new());
         }
-        let factors = super::checks::vector(self.file, NAME, d.rotary_dim / 2)?;
+        let factors = super::checks::vector(self.file, ROPE_FACTORS, d.rotary_dim / 2)?;
         match factors.iter().find(|f| !(f.is_finite() && **f != 0.0)) {
-            Some(bad) => Err(self.bad(NAME, bad, "every frequency factor must be finite and not 0")),
+            Some(bad) => {
+                Err(self.bad_tensor(ROPE_FACTORS, bad, "every frequency factor must be finite and not 0"))
+            }
             None => Ok(factors),
         }
     }
@@ -159,6 +221,7 @@ impl<'f> Reader<'f> {
     }
 
     /// The q, k, v and output products of layer `index` under their usual names; norms of heads where the file has them.
+    /// Scores are multiplied by `d.attention_scale`.
     pub(super) fn attention(
         &self,
         index: usize,
@@ -176,7 +239,7 @@ impl<'f> Reader<'f> {
             kv_heads: d.kv_heads,
             key_dim: d.key_dim,
             value_dim: d.value_dim,
-            scale: 1.0 / (d.key_dim as f32).sqrt(),
+            scale: d.attention_scale,
             window,
             soft_cap: None,
             rope,
@@ -203,6 +266,7 @@ impl<'f> Reader<'f> {
     pub(super) fn plain_decoder(&self, style: RopeStyle) -> Result<ModelSpec, SpecError> {
         let d = self.dimensions()?;
         let rope = self.rope(style, &d)?;
+        self.refuse_window()?;
         let layers = (0..d.layers)
             .map(|i| super::LayerSpec {
                 mixer_norm: self.norm(&format!("blk.{i}.attn_norm"), d.width, d.epsilon),
@@ -216,6 +280,20 @@ impl<'f> Reader<'f> {
         self.model(&d, 1.0, layers)
     }
 
+    /// Refuses a window that is shorter than the context, in a family whose layers see everything.
+    fn refuse_window(&self) -> Result<(), SpecError> {
+        const KEY: &str = "attention.sliding_window";
+        let context = self.count("context_length", MAX_CONTEXT)?;
+        match self.file.metadata().opt_u64(&self.key(KEY))? {
+            Some(window) if (1..context as u64).contains(&window) => Err(self.bad(
+                KEY,
+                window,
+                format!("layers of this family see the whole context of {context}"),
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// What surrounds the layers: embedding, last norm and head, tied to the embedding when the file has no own one.
     pub(super) fn model(
         &self,
@@ -227,7 +305,7 @@ impl<'f> Reader<'f> {
         let embedding = self.file.require_tensor(EMBEDDING)?;
         let vocab_size = embedding.rows();
         if vocab_size > MAX_DIMENSION {
-            return Err(self.bad(EMBEDDING, vocab_size, format!("at most {MAX_DIMENSION} rows")));
+            return Err(self.bad_tensor(EMBEDDING, vocab_size, format!("at most {MAX_DIMENSION} rows")));
         }
         let mut head = self.linear("output", d.width, vocab_size);
         if self.file.tensor(&head.weight).is_none() {
@@ -248,13 +326,18 @@ impl<'f> Reader<'f> {
         })
     }
 
-    /// Which layers have a window: a pattern of one flag a layer, or every layer but each `period`-th.
-    pub(super) fn windowed_layers(&self, layers: usize, period: usize) -> Result<Vec<bool>, SpecError> {
+    /// Which layers have a window: the file has a flag for each layer, or one number, the period, or neither, when it is
+    /// `usual_period`. Each `period`-th layer sees everything; no layer does when it is 0.
+    pub(super) fn windowed_layers(&self, layers: usize, usual_period: usize) -> Result<Vec<bool>, SpecError> {
         const KEY: &str = "attention.sliding_window_pattern";
-        match self.file.metadata().opt_per_layer(&self.key(KEY), layers)? {
-            Some(PerLayer::Each(flags)) => Ok(flags.iter().map(|f| *f != 0).collect()),
-            Some(PerLayer::All(flag)) => Ok(vec![flag != 0; layers]),
-            None => Ok((0..layers).map(|i| i % period < period - 1).collect()),
+        if let Some(Value::Bool(found)) = self.file.metadata().get(&self.key(KEY)) {
+            return Err(self.bad(KEY, found, "it must be a period, or a flag for each layer"));
         }
+        let period = match self.file.metadata().opt_per_layer(&self.key(KEY), layers)? {
+            Some(PerLayer::Each(flags)) => return Ok(flags.iter().map(|f| *f != 0).collect()),
+            Some(PerLayer::All(period)) => period as usize,
+            None => usual_period,
+        };
+        Ok((0..layers).map(|i| period == 0 || i % period < period - 1).collect())
     }
 }
