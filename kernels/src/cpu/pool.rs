@@ -201,10 +201,12 @@ impl Pool {
         while shared.finished.0.load(Ordering::Acquire) != entered {
             pause(&mut spins);
         }
+        // Taken back, so that the next job answers for itself: the pool is as sound as before.
+        let panicked = shared.panicked.swap(false, Ordering::Relaxed);
         if let Err(cause) = mine {
             std::panic::resume_unwind(cause);
         }
-        assert!(!shared.panicked.load(Ordering::Relaxed), "a kernel thread panicked");
+        assert!(!panicked, "a kernel thread panicked");
     }
 }
 
@@ -367,5 +369,10 @@ mod tests {
         let caught =
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| pool.run(&|t| assert_ne!(t, 1))));
         assert!(caught.is_err());
+        // The next job is another one.
+        pool.run(&|_| {
+            ran.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(ran.load(Ordering::Relaxed), 4);
     }
 }
