@@ -1,5 +1,9 @@
 //! What an instruction set must offer for the tiles of [`super::tile`]. One thin file each implements it.
 //!
+//! Not the `Simd` of `cpu::simd`: here a vector is a register of the machine, as wide as it is, for a lane is an output row
+//! and a tile is planned by registers; there sixteen lanes are part of the order in which numbers are summed. What the two
+//! share is a handful of float operations of one instruction each.
+//!
 //! Methods must be inlined into a function that has the instruction set's target features enabled: as calls of their own they
 //! would be wrong in calling convention and slow. Hence `#[inline(always)]` on every one of them and on every generic above.
 
