@@ -11,7 +11,7 @@ use zllm_kernels::{
         attention::{AttendArgs, AttendScratch, append, attend},
         isa::Isa,
         kv::{KvArena, KvLayout},
-        ops::{RopeParams, RopeTables, rms_norm_in_place, rope},
+        ops::{Norm, RopeParams, RopeTables, rms_norm_in_place, rope},
         pool::Pool,
     },
 };
@@ -49,8 +49,8 @@ fn a_step_allocates_nothing_after_the_first() {
     let mut step = |position: usize| {
         let spans = [Span { first_row: 0, rows: 1, position, blocks: &blocks }];
         let params = RopeParams { rotary_dim: 64, style: RopeStyle::Neox, tables: &mut tables };
-        rms_norm_in_place(&pool, isa, &mut q, 14, 64, &k[..64], 1e-6);
-        rope(&pool, isa, &mut q, 1, 14, 64, &[position], params);
+        rms_norm_in_place(&pool, isa, &mut q, Norm { weight: &k[..64], epsilon: 1e-6 });
+        rope(&pool, isa, &mut q, 64, &[position], params);
         append(&pool, isa, &mut arena, 0, &spans, &k, &k);
         let args = AttendArgs {
             layer: 0,

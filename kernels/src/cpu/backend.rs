@@ -8,7 +8,7 @@ use super::{
     isa::Isa,
     kv::{KvArena, KvLayout},
     matmul::{self, PackError, PackedWeight, RowsScratch, Term},
-    ops::{self, RopeParams, RopeTables},
+    ops::{self, Norm, RopeParams, RopeTables},
     pool::Pool,
 };
 use crate::backend::{
@@ -147,16 +147,12 @@ fn refused(name: &str, error: PackError) -> DeviceError {
 
 impl Pointwise for CpuBackend {
     fn rms_norm(&mut self, input: &Tensor, rows: usize, weight: &Tensor, epsilon: f32, output: &mut Tensor) {
-        let cols = input.cols;
-        assert_eq!(cols, output.cols, "a norm keeps the width");
+        assert_eq!((input.cols, output.cols), (weight.cols, weight.cols), "a norm keeps the width");
         ops::rms_norm(
             &self.pool,
             self.isa,
             input.rows(rows),
-            rows,
-            cols,
-            &weight.values,
-            epsilon,
+            Norm { weight: weight.rows(1), epsilon },
             output.rows_mut(rows),
         );
     }
@@ -169,16 +165,9 @@ impl Pointwise for CpuBackend {
         weight: &Tensor,
         epsilon: f32,
     ) {
-        let heads = rows * tensor.cols / head_dim;
-        ops::rms_norm_in_place(
-            &self.pool,
-            self.isa,
-            tensor.rows_mut(rows),
-            heads,
-            head_dim,
-            &weight.values,
-            epsilon,
-        );
+        assert_eq!(weight.cols, head_dim, "a norm of heads has their width");
+        let norm = Norm { weight: weight.rows(1), epsilon };
+        ops::rms_norm_in_place(&self.pool, self.isa, tensor.rows_mut(rows), norm);
     }
 
     fn prepare_rope(&mut self, rope: &Rope) -> RopeId {
@@ -191,15 +180,14 @@ impl Pointwise for CpuBackend {
     }
 
     fn rope(&mut self, tensor: &mut Tensor, head_dim: usize, positions: &[usize], rope: RopeId) {
-        let (rows, heads) = (positions.len(), tensor.cols / head_dim);
+        let rows = positions.len();
         let (rope, tables) = &mut self.ropes[rope.0];
         let params = RopeParams { rotary_dim: rope.rotary_dim, style: rope.style, tables };
-        ops::rope(&self.pool, self.isa, tensor.rows_mut(rows), rows, heads, head_dim, positions, params);
+        ops::rope(&self.pool, self.isa, tensor.rows_mut(rows), head_dim, positions, params);
     }
 
     fn gate(&mut self, gate: &mut Tensor, up: &Tensor, rows: usize, activation: Activation) {
-        let cols = gate.cols;
-        ops::gated(&self.pool, self.isa, gate.rows_mut(rows), up.rows(rows), rows, cols, activation);
+        ops::gated(&self.pool, self.isa, gate.rows_mut(rows), up.rows(rows), activation);
     }
 
     fn add(&mut self, target: &mut Tensor, source: &Tensor, rows: usize) {
@@ -207,8 +195,8 @@ impl Pointwise for CpuBackend {
     }
 
     fn add_bias(&mut self, target: &mut Tensor, rows: usize, bias: &Tensor) {
-        let cols = target.cols;
-        ops::add_bias(&self.pool, self.isa, target.rows_mut(rows), rows, cols, &bias.values);
+        assert_eq!(target.cols, bias.cols, "a bias has the rows' width");
+        ops::add_bias(&self.pool, self.isa, target.rows_mut(rows), bias.rows(1));
     }
 
     fn soft_cap(&mut self, target: &mut Tensor, rows: usize, cap: f32) {

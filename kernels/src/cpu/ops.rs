@@ -138,13 +138,12 @@ pub fn add(pool: &Pool, isa: Isa, x: &mut [f32], y: &[f32]) {
     by_rows(pool, isa, x, 1, &WithTensor(Sum, y));
 }
 
-/// Adds `bias` (`cols`) to each row of `x` (`rows x cols`).
+/// Adds `bias` to each row of `x`, which has the width of `bias`.
 ///
 /// # Panics
-/// When the sizes do not fit.
-pub fn add_bias(pool: &Pool, isa: Isa, x: &mut [f32], rows: usize, cols: usize, bias: &[f32]) {
-    assert_eq!((x.len(), bias.len()), (rows * cols, cols), "x is rows x cols, bias cols");
-    by_rows(pool, isa, x, cols, &WithRow(Sum, bias));
+/// When `x` is not whole rows.
+pub fn add_bias(pool: &Pool, isa: Isa, x: &mut [f32], bias: &[f32]) {
+    by_rows(pool, isa, x, bias.len(), &WithRow(Sum, bias));
 }
 
 struct Times(f32);
@@ -199,20 +198,12 @@ impl Map for Gate<GeluTanh> {
     }
 }
 
-/// `gate = activation(gate) * up`, both `rows x cols`.
+/// `gate = activation(gate) * up`, element by element.
 ///
 /// # Panics
-/// When the sizes do not fit.
-pub fn gated(
-    pool: &Pool,
-    isa: Isa,
-    gate: &mut [f32],
-    up: &[f32],
-    rows: usize,
-    cols: usize,
-    activation: Activation,
-) {
-    assert_eq!((gate.len(), up.len()), (rows * cols, rows * cols), "gate and up are rows x cols");
+/// When the lengths differ.
+pub fn gated(pool: &Pool, isa: Isa, gate: &mut [f32], up: &[f32], activation: Activation) {
+    assert_eq!(gate.len(), up.len(), "the two sides of a gate");
     match activation {
         Activation::Silu => by_rows(pool, isa, gate, 1, &WithTensor(Gate(Silu), up)),
         Activation::GeluTanh => by_rows(pool, isa, gate, 1, &WithTensor(Gate(GeluTanh), up)),
@@ -222,20 +213,20 @@ pub fn gated(
 struct RmsNorm<'a> {
     /// Where rows come from; none: from where they go.
     input: Option<&'a [f32]>,
-    weight: &'a [f32],
-    eps: f32,
+    norm: Norm<'a>,
 }
 
 impl RowOp for RmsNorm<'_> {
     #[inline(always)]
     fn apply<S: Simd>(&self, s: S, first_row: usize, out: &mut [f32]) {
-        let cols = self.weight.len();
+        let Norm { weight, epsilon } = self.norm;
+        let cols = weight.len();
         for (index, out) in out.chunks_exact_mut(cols).enumerate() {
             if let Some(input) = self.input {
                 out.copy_from_slice(&input[(first_row + index) * cols..][..cols]);
             }
             let mean = sum_of_squares(s, out) / cols as f32;
-            map(s, &Normalised((mean + self.eps).sqrt().recip()), out, self.weight);
+            map(s, &Normalised((mean + epsilon).sqrt().recip()), out, weight);
         }
     }
 }
@@ -262,44 +253,29 @@ impl Map for Normalised {
     }
 }
 
-/// `out = x * (1 / sqrt(mean of squares + eps)) * weight`, row by row; x and out are `rows x cols`, weight is `cols`. The
-/// sum of squares runs in sixteen lanes (lane = column mod 16), columns ascending, `fma`, then the tree 8+8, 4+4, 2+2, 1+1.
-/// For a norm a head, rows are rows x heads and cols the head's dimension.
+/// What a norm of root mean squares multiplies with. A row has the length of the weight.
+#[derive(Clone, Copy, Debug)]
+pub struct Norm<'a> {
+    /// A factor a column.
+    pub weight: &'a [f32],
+    /// Added to the mean of the squares.
+    pub epsilon: f32,
+}
+
+/// `out = x * (1 / sqrt(mean of squares + epsilon)) * weight`, row by row. The sum of squares runs in sixteen lanes
+/// (lane = column mod 16), columns ascending, `fma`, then the tree 8+8, 4+4, 2+2, 1+1. For a norm a head, a row is a head.
 ///
 /// # Panics
-/// When the sizes do not fit.
-#[allow(clippy::too_many_arguments)] // operands and shape
-pub fn rms_norm(
-    pool: &Pool,
-    isa: Isa,
-    x: &[f32],
-    rows: usize,
-    cols: usize,
-    weight: &[f32],
-    eps: f32,
-    out: &mut [f32],
-) {
-    assert_eq!(
-        (x.len(), out.len(), weight.len()),
-        (rows * cols, rows * cols, cols),
-        "x and out are rows x cols"
-    );
-    by_rows(pool, isa, out, cols, &RmsNorm { input: Some(x), weight, eps });
+/// When the lengths differ or are not whole rows.
+pub fn rms_norm(pool: &Pool, isa: Isa, x: &[f32], norm: Norm<'_>, out: &mut [f32]) {
+    assert_eq!(x.len(), out.len(), "a norm keeps the size");
+    by_rows(pool, isa, out, norm.weight.len(), &RmsNorm { input: Some(x), norm });
 }
 
 /// [`rms_norm`] in place.
 ///
 /// # Panics
-/// When the sizes do not fit.
-pub fn rms_norm_in_place(
-    pool: &Pool,
-    isa: Isa,
-    x: &mut [f32],
-    rows: usize,
-    cols: usize,
-    weight: &[f32],
-    eps: f32,
-) {
-    assert_eq!((x.len(), weight.len()), (rows * cols, cols), "x is rows x cols, weight cols");
-    by_rows(pool, isa, x, cols, &RmsNorm { input: None, weight, eps });
+/// When `x` is not whole rows.
+pub fn rms_norm_in_place(pool: &Pool, isa: Isa, x: &mut [f32], norm: Norm<'_>) {
+    by_rows(pool, isa, x, norm.weight.len(), &RmsNorm { input: None, norm });
 }

@@ -2,8 +2,10 @@
 //!
 //! The products are told addresses, not slices: [`super::work`] vouches that each points at a whole group.
 
-// Loops over register arrays are written with indices, all of them compile-time sizes: they unroll into registers.
-#![allow(clippy::needless_range_loop)]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "loops over register arrays have compile-time bounds and unroll into registers"
+)]
 
 use std::ops::Range;
 
@@ -103,7 +105,7 @@ pub(super) trait Codec {
     /// # Safety
     /// `values[groups]` point at V groups that have these dimensions; `weights` at `ROWS x 256`, `scales` at `ROWS`, `out`
     /// at what is written.
-    #[allow(clippy::too_many_arguments)] // the operands of a product
+    #[allow(clippy::too_many_arguments, reason = "the operands of a product")]
     unsafe fn outputs<S: Simd, const ROWS: usize, const CHUNKS: usize>(
         s: S,
         chunk: usize,

@@ -84,39 +84,37 @@ pub struct RopeParams<'a> {
     pub tables: &'a mut RopeTables,
 }
 
-/// Rotates `x` (`rows x heads x head_dim`) in place; `positions` has one for each row.
+/// Rotates the heads of `x` (a row for each of `positions`, of some heads of `head_dim`) in place.
 ///
 /// # Panics
 /// When the sizes do not fit.
-#[allow(clippy::too_many_arguments)] // operands and shape
 pub fn rope(
     pool: &Pool,
     isa: Isa,
     x: &mut [f32],
-    rows: usize,
-    heads: usize,
     head_dim: usize,
     positions: &[usize],
     params: RopeParams<'_>,
 ) {
     let RopeParams { rotary_dim, style, tables } = params;
-    assert_eq!((x.len(), positions.len()), (rows * heads * head_dim, rows), "x is rows x heads x head_dim");
+    if positions.is_empty() {
+        assert!(x.is_empty(), "a position for each row");
+        return;
+    }
+    let cols = x.len() / positions.len();
+    assert_eq!(x.len(), positions.len() * cols, "a row for each position");
+    assert!(cols > 0 && cols.is_multiple_of(head_dim), "rows of {cols} are whole heads of {head_dim}");
     assert!(rotary_dim <= head_dim, "rotary dimension {rotary_dim} of {head_dim}");
     assert_eq!(tables.frequencies.len() * 2, rotary_dim, "tables of another rotary dimension");
     tables.prepare(pool, positions);
     if rotary_dim > 0 {
-        by_rows(
-            pool,
-            isa,
-            x,
-            heads * head_dim,
-            &Rotate { heads, head_dim, style, turns: &tables.turns, rotary_dim },
-        );
+        by_rows(pool, isa, x, cols, &Rotate { cols, head_dim, style, turns: &tables.turns, rotary_dim });
     }
 }
 
 struct Rotate<'a> {
-    heads: usize,
+    /// Of a row.
+    cols: usize,
     head_dim: usize,
     rotary_dim: usize,
     style: RopeStyle,
@@ -127,7 +125,7 @@ impl RowOp for Rotate<'_> {
     #[inline(always)]
     fn apply<S: Simd>(&self, s: S, first_row: usize, x: &mut [f32]) {
         let turns = self.turns[first_row * self.rotary_dim..].chunks_exact(self.rotary_dim);
-        for (row, turns) in x.chunks_exact_mut(self.heads * self.head_dim).zip(turns) {
+        for (row, turns) in x.chunks_exact_mut(self.cols).zip(turns) {
             let (cosines, sines) = turns.split_at(self.rotary_dim / 2);
             for head in row.chunks_exact_mut(self.head_dim) {
                 let head = &mut head[..self.rotary_dim];

@@ -118,7 +118,7 @@ fn gates_match_f64() {
     for (activation, twin) in
         [(Activation::Silu, &silu as &dyn Fn(f64) -> f64), (Activation::GeluTanh, &gelu)]
     {
-        let got = everywhere(&x, |pool, isa, x| gated(pool, isa, x, &up, up.len() / 2, 2, activation));
+        let got = everywhere(&x, |pool, isa, x| gated(pool, isa, x, &up, activation));
         let want = x.iter().zip(&up).map(|(&x, &up)| twin(f64::from(x)) * f64::from(up));
         assert_close(&got, want, ACTIVATION_TOLERANCE, |i| f64::from(x[i] * up[i]).abs() * 1e-2);
     }
@@ -147,7 +147,7 @@ fn sums_and_scales_are_exact() {
     }
     let (rows, cols) = (700, 53);
     let (x, bias) = (noise(1, rows * cols, 3.0), noise(2, cols, 3.0));
-    let got = everywhere(&x, |pool, isa, x| add_bias(pool, isa, x, rows, cols, &bias));
+    let got = everywhere(&x, |pool, isa, x| add_bias(pool, isa, x, &bias));
     assert!(got.iter().enumerate().all(|(i, g)| *g == x[i] + bias[i % cols]));
 }
 
@@ -155,9 +155,10 @@ fn sums_and_scales_are_exact() {
 fn norms_match_f64_in_place_and_out_of_place() {
     for (rows, cols) in [(1, 1), (5, 17), (3, 64), (60, 576), (7, 1100)] {
         let (x, weight) = (noise(1, rows * cols, 9.0), noise(2, cols, 1.5));
-        let got = everywhere(&x, |pool, isa, x| rms_norm_in_place(pool, isa, x, rows, cols, &weight, 1e-5));
+        let norm = Norm { weight: &weight, epsilon: 1e-5 };
+        let got = everywhere(&x, |pool, isa, x| rms_norm_in_place(pool, isa, x, norm));
         let apart = everywhere(&vec![0.0; x.len()], |pool, isa, out| {
-            rms_norm(pool, isa, &x, rows, cols, &weight, 1e-5, out);
+            rms_norm(pool, isa, &x, norm, out);
         });
         assert!(got.iter().zip(&apart).all(|(a, b)| a.to_bits() == b.to_bits()));
         let want = x.chunks(cols).flat_map(|row| {
@@ -191,10 +192,10 @@ fn ropes_match_f64_and_depend_on_the_position_only() {
                     // The second time from the kept table: back to the start by way of a copy.
                     let mut copy = x.to_vec();
                     let params = RopeParams { rotary_dim, style, tables: &mut tables };
-                    rope(pool, isa, &mut copy, positions.len(), heads, head_dim, positions, params);
+                    rope(pool, isa, &mut copy, head_dim, positions, params);
                 }
                 let params = RopeParams { rotary_dim, style, tables: &mut tables };
-                rope(pool, isa, x, positions.len(), heads, head_dim, positions, params);
+                rope(pool, isa, x, head_dim, positions, params);
             };
             let got = everywhere(&x, |pool, isa, x| rotated(pool, isa, x, &positions));
             assert_eq!(got[7 * width..8 * width], got[8 * width..]);
@@ -226,13 +227,11 @@ fn nan_stays_in_its_row() {
     let (rows, cols) = (4, 40);
     let mut x = noise(8, rows * cols, 1.0);
     x[cols + 5] = f32::NAN;
-    let weight = vec![1.0; cols];
-    let got = everywhere(&x, |pool, isa, x| rms_norm_in_place(pool, isa, x, rows, cols, &weight, 1e-6));
+    let norm = Norm { weight: &vec![1.0; cols], epsilon: 1e-6 };
+    let got = everywhere(&x, |pool, isa, x| rms_norm_in_place(pool, isa, x, norm));
     assert!(got.iter().enumerate().all(|(i, v)| v.is_nan() == (i / cols == 1)));
     for activation in [Activation::Silu, Activation::GeluTanh] {
-        let got = everywhere(&x, |pool, isa, x| {
-            gated(pool, isa, x, &noise(1, x.len(), 1.0), rows, cols, activation)
-        });
+        let got = everywhere(&x, |pool, isa, x| gated(pool, isa, x, &noise(1, x.len(), 1.0), activation));
         assert!(got.iter().enumerate().all(|(i, v)| v.is_nan() == (i == cols + 5)));
     }
 }
