@@ -54,10 +54,21 @@ pub struct Summary {
     pub cached_tokens: usize,
     /// Tokens drawn.
     pub tokens: Vec<u32>,
-    /// The whole answer.
+    /// What was shown: the pieces that `on_text` got, put together.
     pub text: String,
     /// Why it ended.
     pub finish: FinishReason,
+}
+
+impl Summary {
+    /// Gives a piece of text to `on_text`; says whether it wants more.
+    fn show(&mut self, text: &str, on_text: &mut impl FnMut(&str) -> ControlFlow<()>) -> ControlFlow<()> {
+        if text.is_empty() {
+            return ControlFlow::Continue(());
+        }
+        self.text.push_str(text);
+        on_text(text)
+    }
 }
 
 /// Memory of keys and values.
@@ -139,7 +150,8 @@ impl Engine {
         self.blocks.clear();
     }
 
-    /// Answers `prompt`. `on_text` gets each piece of text as soon as it is safe to show, and may end the answer.
+    /// Answers `prompt`. `on_text` gets each piece of text as soon as it is safe to show, and may end the answer; it is not
+    /// called again then.
     ///
     /// # Errors
     /// A request that cannot be served, or a device that failed. The engine can be used again.
@@ -168,10 +180,9 @@ impl Engine {
             finish: FinishReason::Cancelled,
         };
         let (mut next, mut fed) = (tokens, cached_tokens);
-        loop {
+        summary.finish = loop {
             if self.cancel.swap(false, Ordering::Relaxed) {
-                summary.text.push_str(&generation.finish());
-                return Ok(summary);
+                break FinishReason::Cancelled;
             }
             let chunk = (next.len() - fed).min(self.chunk_tokens);
             let last = fed + chunk == next.len();
@@ -181,19 +192,21 @@ impl Engine {
 
             let accepted = generation.accept(logits);
             summary.tokens.push(accepted.token);
-            summary.text.push_str(&accepted.text);
-            let stopped = !accepted.text.is_empty() && on_text(&accepted.text).is_break();
-            let full = self.cached.len() == budget;
-            let finish = accepted.finish.or(full.then_some(FinishReason::Length));
-            if finish.is_some() || stopped {
-                summary.finish = finish.unwrap_or(FinishReason::Cancelled);
-                if accepted.finish.is_none() {
-                    summary.text.push_str(&generation.finish());
-                }
+            if summary.show(&accepted.text, &mut on_text).is_break() {
+                summary.finish = accepted.finish.unwrap_or(FinishReason::Cancelled);
                 return Ok(summary);
             }
+            if let Some(finish) = accepted.finish {
+                break finish;
+            }
+            if self.cached.len() == budget {
+                break FinishReason::Length;
+            }
             next.push(accepted.token);
-        }
+        };
+        // An answer that ends from outside may hold text back that could have become a stop string.
+        let _ = summary.show(&generation.finish(), &mut on_text);
+        Ok(summary)
     }
 
     /// One step of the one sequence; logits when it is the `last` of what is to be fed.

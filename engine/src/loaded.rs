@@ -14,6 +14,11 @@ use crate::{
     text_model::TextModel,
 };
 
+/// Upper bound of threads: what is asked above it is a mistake.
+const MAX_THREADS: usize = 1 << 10;
+/// Upper bound of chunk and batch: likewise.
+const MAX_ROWS: usize = 1 << 16;
+
 /// How a model is loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadOptions {
@@ -98,14 +103,17 @@ impl LoadedModel {
             found: found.to_string(),
             expected: expected.to_owned(),
         };
-        for (option, found) in [
-            ("threads", options.threads),
-            ("prefill_chunk_tokens", options.prefill_chunk_tokens),
-            ("max_batch_rows", options.max_batch_rows),
+        for (option, found, most) in [
+            ("threads", options.threads, MAX_THREADS),
+            ("prefill_chunk_tokens", options.prefill_chunk_tokens, MAX_ROWS),
+            ("max_batch_rows", options.max_batch_rows, MAX_ROWS),
         ] {
-            if !(1..=MAX_OPTION).contains(&found) {
-                return Err(bad(option, &found, &format!("from 1 to {MAX_OPTION}")));
+            if !(1..=most).contains(&found) {
+                return Err(bad(option, &found, &format!("from 1 to {most}")));
             }
+        }
+        if let Some(limit @ ..2) = options.context_limit {
+            return Err(bad("context_limit", &limit, "at least 2, a token of a prompt and one of an answer"));
         }
         let isa = options.isa.unwrap_or_else(Isa::best);
         if !isa.is_supported() {
@@ -167,6 +175,3 @@ impl LoadedModel {
         self.runtime.copy_block(from, to);
     }
 }
-
-/// Upper bound of threads, chunk and batch: what is asked above it is a mistake.
-const MAX_OPTION: usize = 1 << 16;

@@ -39,7 +39,8 @@ impl TextModel {
                 Err(format!("its vocabulary has {found} tokens and the embedding {rows} rows"))
             }
         });
-        let template = file.metadata().opt_str("tokenizer.chat_template").ok().flatten().map(|source| {
+        let template = file.metadata().opt_str("tokenizer.chat_template").transpose().map(|source| {
+            let source = source.map_err(|e| e.to_string())?;
             let text = |id: Option<u32>| {
                 let tokenizer = tokenizer.as_ref().ok();
                 tokenizer.and_then(|t| id.map(|id| t.token_text(id).to_owned())).unwrap_or_default()
