@@ -103,6 +103,5 @@ fn stage_name(stage: LoadStage) -> &'static str {
     match stage {
         LoadStage::Open => "opening",
         LoadStage::Weights => "loading",
-        LoadStage::Warm => "warming",
     }
 }

@@ -275,8 +275,6 @@ pub enum LoadStage {
     Open,
     /// Bringing weights into the device's layout.
     Weights,
-    /// Setting up KV memory and trying the model once.
-    Warm,
 }
 
 /// One entry of a job's log. A log is `Queued`*, then `Started`, then `Text`*, then one of the last two; a job that

@@ -54,7 +54,7 @@ fn every_variant_of_every_enum() {
     every_variant(&[SessionState::Active, SessionState::Idle]);
     every_variant(&[Tier::Device, Tier::Ram, Tier::Ssd]);
     every_variant(&[FinishReason::Stop, FinishReason::Length, FinishReason::Cancelled]);
-    every_variant(&[LoadStage::Open, LoadStage::Weights, LoadStage::Warm]);
+    every_variant(&[LoadStage::Open, LoadStage::Weights]);
     every_variant(&[ShowTarget::Job(job()), ShowTarget::Session(session())]);
     every_variant(&[EvictTarget::Session(session()), EvictTarget::All]);
 }
