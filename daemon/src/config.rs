@@ -39,7 +39,7 @@ pub(crate) struct Config {
     pub(crate) drain: Duration,
     /// Configured models by name.
     pub(crate) models: BTreeMap<String, ModelSettings>,
-    /// What a model of the models folder gets that is not configured.
+    /// What a model gets that says nothing else, and each model of the models folder.
     pub(crate) model_defaults: ModelDefaults,
 }
 
@@ -94,9 +94,10 @@ impl Config {
         let file_limits = file.limits;
         let core = core_limits(&file_limits, cli)?;
         let threads = count("threads", cli.threads.or(file.threads), cores::physical_cores())?;
+        let kv_budget = cli.kv_budget.or(file.defaults.kv_budget);
         let model_defaults = ModelDefaults {
-            kv_format: KvFormatName::I16,
-            kv_budget_bytes: limits::DEFAULT_KV_BUDGET_BYTES,
+            kv_format: file.defaults.kv_format.unwrap_or(KvFormatName::I16),
+            kv_budget_bytes: kv_budget.map_or(limits::DEFAULT_KV_BUDGET_BYTES, |budget| budget.0),
             context_tokens: None,
             threads,
             prefill_chunk_tokens: core.prefill_chunk_tokens,
@@ -142,6 +143,10 @@ impl Config {
             format!("metrics: {metrics}"),
             format!("models folder: {folder}"),
             format!("threads: {}", self.model_defaults.threads),
+            format!(
+                "KV memory of a model: {} bytes, unless it says otherwise",
+                self.model_defaults.kv_budget_bytes
+            ),
         ];
         lines.extend(self.models.iter().map(|(name, model)| {
             let when = if model.load == LoadWhen::Start { "at start" } else { "on demand" };
@@ -246,6 +251,20 @@ mod tests {
         assert_eq!(config.model_defaults.threads, 5);
         assert_eq!(config.core.prefill_chunk_tokens, 32);
         assert_eq!(config.core.running_jobs, limits::DEFAULT_RUNNING_JOBS);
+    }
+
+    #[test]
+    fn models_share_defaults_that_a_flag_goes_on_top_of() {
+        let text = "[defaults]\nkv_budget = \"1GiB\"\nkv_format = \"f16\"\n[models.plain]\npath = \"p\"\n\
+                    [models.own]\npath = \"o\"\nkv_budget = \"64MiB\"\n";
+        let config = read(text, &[]).expect("valid");
+        assert_eq!(config.model_defaults.kv_budget_bytes, 1 << 30);
+        assert_eq!(config.model_defaults.kv_format, KvFormatName::F16);
+        assert_eq!(config.models["plain"].defaults, config.model_defaults);
+        assert_eq!(config.models["own"].defaults.kv_budget_bytes, 64 << 20);
+        let config = read(text, &["--kv-budget", "2GiB"]).expect("valid");
+        assert_eq!(config.model_defaults.kv_budget_bytes, 2 << 30);
+        assert_eq!(config.models["own"].defaults.kv_budget_bytes, 64 << 20);
     }
 
     #[test]

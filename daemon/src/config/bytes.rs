@@ -2,10 +2,11 @@
 
 use serde::{Deserialize, Deserializer, de};
 use std::fmt;
+use std::str::FromStr;
 
 /// A number of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ByteSize(pub(super) u64);
+pub(crate) struct ByteSize(pub(super) u64);
 
 const UNITS: [(&str, u64); 7] = [
     ("KiB", 1 << 10),
@@ -23,6 +24,14 @@ fn parse(text: &str) -> Option<ByteSize> {
         .find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)))
         .unwrap_or((text, 1));
     number.trim().parse::<u64>().ok()?.checked_mul(factor).map(ByteSize)
+}
+
+impl FromStr for ByteSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        parse(text).ok_or_else(|| "a number of bytes or a size such as 512MiB works".to_owned())
+    }
 }
 
 impl<'de> Deserialize<'de> for ByteSize {

@@ -1,5 +1,6 @@
 //! The command line and the environment variables that go with it.
 
+use super::bytes::ByteSize;
 use clap::Parser;
 use std::path::PathBuf;
 
@@ -40,6 +41,9 @@ pub(crate) struct Cli {
     /// Threads that compute [default: physical cores]
     #[arg(long, value_name = "N", env = "ZLLM_THREADS")]
     pub(crate) threads: Option<usize>,
+    /// Memory for keys and values of a model that names none, such as 512MiB
+    #[arg(long, value_name = "SIZE", env = "ZLLM_KV_BUDGET")]
+    pub(crate) kv_budget: Option<ByteSize>,
     /// Jobs that are computed side by side
     #[arg(long, value_name = "N", env = "ZLLM_RUNNING_JOBS")]
     pub(crate) running_jobs: Option<usize>,

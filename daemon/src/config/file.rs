@@ -19,6 +19,8 @@ pub(super) struct ConfigFile {
     #[serde(default)]
     pub(super) limits: LimitsTable,
     #[serde(default)]
+    pub(super) defaults: DefaultsTable,
+    #[serde(default)]
     pub(super) models: BTreeMap<String, ModelEntry>,
 }
 
@@ -34,6 +36,14 @@ pub(super) struct LimitsTable {
     pub(super) default_max_tokens: Option<usize>,
     pub(super) connections: Option<usize>,
     pub(super) drain_seconds: Option<u64>,
+}
+
+/// `[defaults]`: what a model gets that does not say otherwise, and each of the models folder.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DefaultsTable {
+    pub(super) kv_format: Option<KvFormatName>,
+    pub(super) kv_budget: Option<ByteSize>,
 }
 
 /// `[models.NAME]`.
