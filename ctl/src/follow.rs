@@ -11,89 +11,80 @@ use zllm_wire::{Answer, JobId, Op};
 /// `attach`.
 pub(crate) fn attach(context: &Context, job: JobId, from: u64) -> Result<(), Failure> {
     let interrupt = Interrupt::install()?;
-    let mut printer = Printer::new(context.json, from);
     let mut connection = context.connect()?;
     connection.send(Op::Attach { job: job.clone(), from })?;
-    follow(context, connection, &job, &mut printer, &interrupt)
+    Follower::new(context, job, from, interrupt).follow(connection)
 }
 
-/// Streams a job that goes on without us, and tells what it took.
-pub(crate) fn follow(
-    context: &Context,
-    connection: Connection,
-    job: &JobId,
-    printer: &mut Printer,
-    interrupt: &Interrupt,
-) -> Result<(), Failure> {
-    match stream_and_reconnect(context, connection, job, printer, interrupt) {
-        Err(Failure::Interrupted) => {
-            printer.end_line()?;
-            eprintln!(
-                "job {job} goes on; `zllmctl attach {job} --from {}` reads on here",
-                printer.next_offset
-            );
-            Err(Failure::Interrupted)
+/// Reads a job that goes on without us, and tells what it took.
+pub(crate) struct Follower<'a> {
+    context: &'a Context,
+    job: JobId,
+    printer: Printer,
+    interrupt: Interrupt,
+}
+
+impl<'a> Follower<'a> {
+    /// A reader of the job's events from the offset `from` on.
+    pub(crate) fn new(context: &'a Context, job: JobId, from: u64, interrupt: Interrupt) -> Self {
+        Self { context, job, printer: Printer::new(context.json, from), interrupt }
+    }
+
+    /// Reads to the end; `connection` has asked for the events already.
+    pub(crate) fn follow(mut self, connection: Connection) -> Result<(), Failure> {
+        let streamed = self.stream_and_reconnect(connection);
+        self.printer.end_line()?;
+        if matches!(streamed, Err(Failure::Interrupted)) {
+            let (job, next) = (&self.job, self.printer.next_offset);
+            eprintln!("job {job} goes on; `zllmctl attach {job} --from {next}` reads on here");
         }
-        streamed => {
-            printer.end_line()?;
-            streamed?;
-            eprintln!("{}", stats_line(&printer.outcome()?));
-            Ok(())
+        streamed?;
+        eprintln!("{}", stats_line(&self.printer.outcome()?));
+        Ok(())
+    }
+
+    fn stream_and_reconnect(&mut self, connection: Connection) -> Result<(), Failure> {
+        let mut connection = Some(connection);
+        let mut tries = 0;
+        let mut delay = RECONNECT_DELAY;
+        loop {
+            let before = self.printer.next_offset;
+            let streamed = match connection.take() {
+                Some(connection) => stream(connection, &mut self.printer, &self.interrupt),
+                None => self.reconnect(),
+            };
+            let lost = match streamed.map_err(|failure| self.interrupt.explain(failure)) {
+                Err(Failure::Lost(why)) => why,
+                other => return other,
+            };
+            let next = self.printer.next_offset;
+            if next > before {
+                (tries, delay) = (0, RECONNECT_DELAY);
+            }
+            if tries == MAX_RECONNECTS {
+                let job = &self.job;
+                return Err(Failure::Lost(format!(
+                    "{lost}; gave up after {tries} tries; `zllmctl attach {job} --from {next}` reads on from here"
+                )));
+            }
+            tries += 1;
+            thread::sleep(delay);
+            delay = (delay * 2).min(RECONNECT_DELAY_MAX);
+            if self.interrupt.was_hit() {
+                return Err(Failure::Interrupted);
+            }
         }
     }
-}
 
-fn stream_and_reconnect(
-    context: &Context,
-    connection: Connection,
-    job: &JobId,
-    printer: &mut Printer,
-    interrupt: &Interrupt,
-) -> Result<(), Failure> {
-    let mut connection = Some(connection);
-    let mut tries = 0;
-    let mut delay = RECONNECT_DELAY;
-    loop {
-        let before = printer.next_offset;
-        let streamed = match connection.take() {
-            Some(connection) => stream(connection, printer, interrupt),
-            None => reconnect(context, job, printer, interrupt),
-        };
-        let lost = match streamed.map_err(|failure| interrupt.explain(failure)) {
-            Err(Failure::Lost(why)) => why,
-            other => return other,
-        };
-        if printer.next_offset > before {
-            (tries, delay) = (0, RECONNECT_DELAY);
-        }
-        if tries == MAX_RECONNECTS {
-            return Err(Failure::Lost(format!(
-                "{lost}; gave up after {tries} tries; `zllmctl attach {job} --from {}` reads on from here",
-                printer.next_offset
-            )));
-        }
-        tries += 1;
-        thread::sleep(delay);
-        delay = (delay * 2).min(RECONNECT_DELAY_MAX);
-        if interrupt.was_hit() {
-            return Err(Failure::Interrupted);
-        }
+    fn reconnect(&mut self) -> Result<(), Failure> {
+        // A daemon that is being started again refuses for a moment; that is a try like any other.
+        let mut connection = self.context.connect().map_err(|failure| match failure {
+            Failure::Refused(why) => Failure::Lost(why),
+            other => other,
+        })?;
+        connection.send(Op::Attach { job: self.job.clone(), from: self.printer.next_offset })?;
+        stream(connection, &mut self.printer, &self.interrupt)
     }
-}
-
-fn reconnect(
-    context: &Context,
-    job: &JobId,
-    printer: &mut Printer,
-    interrupt: &Interrupt,
-) -> Result<(), Failure> {
-    // A daemon that is being started again refuses for a moment; that is a try like any other.
-    let mut connection = context.connect().map_err(|failure| match failure {
-        Failure::Refused(why) => Failure::Lost(why),
-        other => other,
-    })?;
-    connection.send(Op::Attach { job: job.clone(), from: printer.next_offset })?;
-    stream(connection, printer, interrupt)
 }
 
 /// Prints the events of the request that was sent last, to the end of the stream.

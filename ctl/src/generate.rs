@@ -5,8 +5,9 @@ use crate::cli::{PromptArgs, RunArgs, SubmitArgs};
 use crate::client::{Connection, Context, unexpected};
 use crate::events::{Printer, stats_line};
 use crate::failure::Failure;
+use crate::follow::{self, Follower};
 use crate::interrupt::Interrupt;
-use crate::{follow, models, output};
+use crate::{models, output};
 use serde_json::json;
 use std::{
     fs,
@@ -59,7 +60,7 @@ pub(crate) fn submit(context: &Context, args: SubmitArgs) -> Result<(), Failure>
     if !context.json {
         eprintln!("job {job}");
     }
-    follow::follow(context, connection, &job, &mut Printer::new(context.json, 0), &interrupt)
+    Follower::new(context, job, 0, interrupt).follow(connection)
 }
 
 /// Submits and prints the answer; the job ends with the connection.
