@@ -124,3 +124,11 @@ fn options_that_cannot_work_are_refused_by_name() {
     assert_eq!(refused(LoadOptions { context_limit: Some(1), ..usual.clone() }), "context_limit");
     assert_eq!(refused(LoadOptions { kv_budget_bytes: 1, ..usual }), "kv_budget_bytes");
 }
+
+#[test]
+fn a_budget_beyond_memory_is_refused_and_not_an_abort() {
+    let options = LoadOptions { threads: 1, kv_budget_bytes: 1 << 49, ..LoadOptions::default() };
+    let path = common::testdata("quants/llama-dense.q8_0.gguf");
+    let error = Engine::load(&path, &options, &mut |_| {}).map(drop).expect_err("nobody has that much");
+    assert!(error.to_string().contains("bytes for keys and values"), "{error}");
+}

@@ -78,7 +78,7 @@ impl<'a> Bench<'a> {
     fn new(pool: &'a Pool, isa: Isa, format: KvFormat, shape: &'a Shape, tokens: usize) -> Self {
         let count = tokens.div_ceil(KV_BLOCK_TOKENS);
         let layout = KvLayout::new(format, &[shape.layer]).expect("a shape of a real model");
-        let arena = KvArena::new(layout, count);
+        let arena = KvArena::new(layout, count).expect("an arena that fits memory");
         // Neighbours in the sequence are not neighbours in memory; 7 and the count have no common divisor.
         assert!(!count.is_multiple_of(7));
         let blocks = (0..count).map(|i| (i * 7 % count) as u32).collect();

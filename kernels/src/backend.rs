@@ -29,6 +29,16 @@ pub enum DeviceError {
         /// Bytes given.
         found: usize,
     },
+    /// Memory that the system does not give.
+    #[error("the {backend} backend gets no {bytes} bytes for {what}; ask for less")]
+    OutOfMemory {
+        /// What it was for.
+        what: &'static str,
+        /// How much.
+        bytes: usize,
+        /// Backend name.
+        backend: &'static str,
+    },
     /// A shape that no kernel serves.
     #[error("{what}: {found} is not supported by the {backend} backend; {expected}")]
     UnsupportedShape {
@@ -70,9 +80,15 @@ pub trait Memory {
     fn name(&self) -> &'static str;
 
     /// A zeroed tensor with room for `rows` rows.
+    ///
+    /// # Errors
+    /// There is no memory for it.
     fn tensor(&mut self, rows: usize, cols: usize) -> Result<Self::Tensor, DeviceError>;
 
     /// A one-row tensor that holds `values`: norm weights, biases, frequency factors.
+    ///
+    /// # Errors
+    /// There is no memory for it.
     fn vector(&mut self, values: &[f32]) -> Result<Self::Tensor, DeviceError>;
 
     /// Copies the rows `picks` of `input` to the first rows of `output`.
@@ -279,13 +295,13 @@ pub trait Attention: Memory {
     /// An arena of `blocks` blocks.
     ///
     /// # Errors
-    /// A head dimension that no kernel serves.
+    /// A head dimension that no kernel serves, or no memory for so many blocks.
     fn kv(&mut self, format: KvFormat, layers: &[KvLayer], blocks: usize) -> Result<Self::Kv, DeviceError>;
 
     /// Bytes of one block of such an arena.
     ///
     /// # Errors
-    /// As [`Attention::kv`].
+    /// A head dimension that no kernel serves.
     fn kv_block_bytes(&self, format: KvFormat, layers: &[KvLayer]) -> Result<usize, DeviceError>;
 
     /// Writes each row's key and value (after rope) at its position.

@@ -40,7 +40,7 @@ static ALLOCATOR: Counting = Counting;
 fn a_step_allocates_nothing_after_the_first() {
     let layer = KvLayer { kv_heads: 2, k_dim: 64, v_dim: 64 };
     let layout = KvLayout::new(KvFormat::I16, &[layer]).expect("supported heads");
-    let mut arena = KvArena::new(layout, 40);
+    let mut arena = KvArena::new(layout, 40).expect("a small arena");
     let blocks: Vec<u32> = (0..40).collect();
     let (pool, isa) = (Pool::new(2), Isa::best());
     let (mut q, k) = (vec![0.5; 14 * 64], vec![0.25; 2 * 64]);

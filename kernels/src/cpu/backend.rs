@@ -67,7 +67,13 @@ impl Memory for CpuBackend {
     }
 
     fn tensor(&mut self, rows: usize, cols: usize) -> Result<Tensor, DeviceError> {
-        Ok(Tensor { values: AlignedBuffer::zeroed(rows * cols), cols })
+        let len = rows.checked_mul(cols).expect("a tensor's size overflows");
+        let out_of_memory = DeviceError::OutOfMemory {
+            what: "activations",
+            bytes: len * size_of::<f32>(),
+            backend: super::NAME,
+        };
+        Ok(Tensor { values: AlignedBuffer::try_zeroed(len).ok_or(out_of_memory)?, cols })
     }
 
     fn vector(&mut self, values: &[f32]) -> Result<Tensor, DeviceError> {
@@ -208,7 +214,7 @@ impl Attention for CpuBackend {
     type Kv = KvArena;
 
     fn kv(&mut self, format: KvFormat, layers: &[KvLayer], blocks: usize) -> Result<KvArena, DeviceError> {
-        Ok(KvArena::new(KvLayout::new(format, layers)?, blocks))
+        KvArena::new(KvLayout::new(format, layers)?, blocks)
     }
 
     fn kv_block_bytes(&self, format: KvFormat, layers: &[KvLayer]) -> Result<usize, DeviceError> {

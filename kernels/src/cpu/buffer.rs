@@ -41,12 +41,16 @@ unsafe impl<T: Plain> Send for AlignedBuffer<T> {}
 unsafe impl<T: Plain> Sync for AlignedBuffer<T> {}
 
 impl<T: Plain> AlignedBuffer<T> {
-    /// `len` zeros.
+    /// `len` zeros. Ends the process where there is no memory for them, as collections do.
     pub fn zeroed(len: usize) -> Self {
+        Self::try_zeroed(len).unwrap_or_else(|| handle_alloc_error(Self::layout(len)))
+    }
+
+    /// `len` zeros, if the system has memory for them: for sizes that a user chose.
+    pub fn try_zeroed(len: usize) -> Option<Self> {
         let layout = Self::layout(len);
         // SAFETY: `layout` has a non-zero size.
-        let raw = unsafe { alloc_zeroed(layout) };
-        let Some(allocation) = NonNull::new(raw) else { handle_alloc_error(layout) };
+        let allocation = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         let mut start = allocation;
         if layout.size() >= 2 * HUGE_PAGE_BYTES {
             // SAFETY: a large layout has a huge page to spare, so the offset stays inside.
@@ -60,7 +64,7 @@ impl<T: Plain> AlignedBuffer<T> {
                 let _ = unsafe { madvise(start.cast(), bytes, MmapAdvise::MADV_HUGEPAGE) };
             }
         }
-        Self { start: start.cast(), len, allocation }
+        Some(Self { start: start.cast(), len, allocation })
     }
 
     /// Large buffers are aligned by hand, with a huge page to spare: for an alignment above its own the allocator would
@@ -79,7 +83,7 @@ impl<T: Plain> AlignedBuffer<T> {
 
 impl<T: Plain> Drop for AlignedBuffer<T> {
     fn drop(&mut self) {
-        // SAFETY: allocated in `zeroed` with the same layout.
+        // SAFETY: allocated in `try_zeroed` with the same layout.
         unsafe { dealloc(self.allocation.as_ptr(), Self::layout(self.len)) }
     }
 }

@@ -128,12 +128,16 @@ pub struct KvArena {
 impl KvArena {
     /// `blocks` blocks. Their content needs no initialisation: nothing is read that was not appended.
     ///
+    /// # Errors
+    /// There is no memory for them.
+    ///
     /// # Panics
     /// When the size overflows or `blocks` is more than a block id can say.
-    pub fn new(layout: KvLayout, blocks: usize) -> Self {
+    pub fn new(layout: KvLayout, blocks: usize) -> Result<Self, DeviceError> {
         assert!(blocks < u32::MAX as usize, "{blocks} KV blocks: ids are 32 bits");
         let bytes = blocks.checked_mul(layout.block_bytes()).expect("the KV arena's size overflows");
-        Self { layout, blocks, bytes: AlignedBuffer::zeroed(bytes) }
+        let out_of_memory = DeviceError::OutOfMemory { what: "keys and values", bytes, backend: super::NAME };
+        Ok(Self { layout, blocks, bytes: AlignedBuffer::try_zeroed(bytes).ok_or(out_of_memory)? })
     }
 
     /// The layout of its blocks.
@@ -218,11 +222,22 @@ mod tests {
     fn blocks_are_separate_and_copied_whole() {
         let layer = KvLayer { kv_heads: 1, k_dim: 16, v_dim: 16 };
         let layout = KvLayout::new(KvFormat::F16, &[layer]).expect("supported heads");
-        let mut arena = KvArena::new(layout, 3);
+        let mut arena = KvArena::new(layout, 3).expect("a few bytes");
         arena.block_mut(1).fill(7);
         arena.copy_block(1, 2);
         assert!(arena.block(0).iter().all(|&b| b == 0));
         assert!(arena.block(2).iter().all(|&b| b == 7));
+    }
+
+    #[test]
+    fn an_arena_beyond_memory_is_refused_by_its_size() {
+        let layer = KvLayer { kv_heads: 64, k_dim: 16, v_dim: 16 };
+        let layout = KvLayout::new(KvFormat::F16, &[layer]).expect("supported heads");
+        // More than 48-bit addresses reach, so that a system that promises any amount refuses too.
+        let bytes = layout.block_bytes() << 31;
+        assert!(bytes > 1 << 48);
+        let error = KvArena::new(layout, 1 << 31).expect_err("nobody has that much");
+        assert_eq!(error, DeviceError::OutOfMemory { what: "keys and values", bytes, backend: "cpu" });
     }
 
     #[test]

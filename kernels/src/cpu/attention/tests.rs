@@ -89,7 +89,7 @@ struct Bench {
 
 impl Bench {
     fn new(case: Case, isa: Isa, threads: usize, blocks: usize, seed: u64) -> Self {
-        let mut arena = KvArena::new(case.layout(), blocks);
+        let mut arena = KvArena::new(case.layout(), blocks).expect("a small arena");
         let mut free: Vec<u32> = (0..blocks as u32).collect();
         free.iter().for_each(|&id| arena.block_mut(id).fill(0xff));
         let order = noise(seed, blocks, 1);
