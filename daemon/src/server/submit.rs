@@ -138,17 +138,23 @@ async fn load(model: &str, services: &Services) -> Result<Loaded, Fault> {
     }
 }
 
-/// Runs what takes a core for a while on the blocking pool, a few at a time.
+/// Runs what takes a core for a while on the blocking pool, a few at a time. The work keeps its place until it is done,
+/// whether or not anybody still waits for it: a client that asks and leaves cannot start more.
 async fn off_the_loop<T: Send + 'static>(
     services: &Services,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Fault> {
-    let _permit = services
+    let place = services
         .encoding
-        .acquire()
+        .clone()
+        .acquire_owned()
         .await
         .map_err(|_| fault(ErrorCode::Draining, "the daemon is stopping"))?;
-    let done = tokio::task::spawn_blocking(work).await;
+    let done = tokio::task::spawn_blocking(move || {
+        let _place = place;
+        work()
+    })
+    .await;
     done.map_err(|error| fault(ErrorCode::Failed, format!("tokenizing failed: {error}")))
 }
 
