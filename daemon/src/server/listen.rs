@@ -10,7 +10,7 @@ use nix::sys::stat::{Mode, umask};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
@@ -114,7 +114,8 @@ fn lock_beside(path: &Path) -> anyhow::Result<File> {
     name.push(".lock");
     let lock = PathBuf::from(name);
     let shown = lock.display();
-    let file = OpenOptions::new().create(true).truncate(false).write(true).open(&lock);
+    // Nobody else may open it: whoever can, can lock it and keep the daemon from starting.
+    let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&lock);
     let file = file.with_context(|| format!("cannot open the lock {shown} beside the socket"))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
