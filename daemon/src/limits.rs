@@ -47,6 +47,10 @@ pub(crate) const OUTBOX_FRAMES: usize = 32;
 pub(crate) const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a connection that is being closed may take to read what was written for it.
 pub(crate) const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+/// How often refused connections are logged, at most.
+pub(crate) const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(1);
+/// Connections of the metrics endpoint open at one time; further ones wait to be accepted.
+pub(crate) const HTTP_CONNECTIONS: usize = 64;
 
 /// Mailbox of each actor.
 pub(crate) const MAILBOX_MESSAGES: usize = 256;

@@ -8,7 +8,9 @@ mod submit;
 
 pub(crate) use ops::Services;
 
-use crate::scheduler::core::ConnectionId;
+use crate::limits::REFUSAL_LOG_INTERVAL;
+use crate::scheduler::core::{ConnectionId, Uptime};
+use connection::Presence;
 pub(crate) use peer::PeerPolicy;
 use std::rc::Rc;
 use std::time::Duration;
@@ -36,6 +38,7 @@ pub(crate) async fn serve(
     mut life: watch::Receiver<Life>,
 ) {
     let mut next_id = 0;
+    let mut refusals = Refusals::default();
     loop {
         let accepted = tokio::select! {
             _ = life.wait_for(|life| *life != Life::Serving) => return,
@@ -52,13 +55,15 @@ pub(crate) async fn serve(
         };
         let open = services.metrics.connections().get() as usize;
         if let Err(message) = judge(&stream, &policy, open, limit) {
-            tracing::info!(message, "connection refused");
+            refusals.log(&message, services.clock.now());
             actix::spawn(refuse(stream, message));
             continue;
         }
         let id = ConnectionId(next_id);
         next_id += 1;
-        actix::spawn(connection::run(stream, id, services.clone(), life.clone()));
+        // Counted before the next is accepted, not when its task first runs.
+        let presence = Presence::new(id, services.clone());
+        actix::spawn(connection::run(stream, presence, life.clone()));
     }
 }
 
@@ -69,6 +74,24 @@ fn judge(stream: &UnixStream, policy: &PeerPolicy, open: usize, limit: usize) ->
         return Err(format!("{open} connections are open, which is the limit; try again later"));
     }
     Ok(())
+}
+
+/// Logs refused connections, one in a while: whoever is refused tries again, and many do so at once.
+#[derive(Debug, Default)]
+struct Refusals {
+    logged_at: Option<Uptime>,
+    unlogged: u64,
+}
+
+impl Refusals {
+    fn log(&mut self, message: &str, now: Uptime) {
+        if self.logged_at.is_some_and(|at| now < at + REFUSAL_LOG_INTERVAL) {
+            self.unlogged += 1;
+            return;
+        }
+        tracing::info!(message, more_before = self.unlogged, "connection refused");
+        *self = Self { logged_at: Some(now), unlogged: 0 };
+    }
 }
 
 /// Says why and closes. Bounded in time: the peer may not read.

@@ -3,6 +3,7 @@
 use super::Metrics;
 use crate::device::{self, DeviceActor};
 use crate::kv_store::{self, KvStoreActor};
+use crate::limits::HTTP_CONNECTIONS;
 use crate::scheduler::{self, SchedulerActor};
 use actix::Addr;
 use actix_web::dev::Server;
@@ -44,6 +45,7 @@ pub(crate) fn server(
             .route("/ready", web::get().to(ready))
     })
     .workers(1)
+    .max_connections(HTTP_CONNECTIONS)
     .disable_signals()
     .shutdown_timeout(1)
     // Otherwise a client that closes while its answer is being made is never noticed.

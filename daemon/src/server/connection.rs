@@ -41,14 +41,14 @@ impl Replies {
 }
 
 /// Counts the connection for as long as it lives, and tells the scheduler when it is gone.
-struct Presence {
+pub(super) struct Presence {
     id: ConnectionId,
     services: Rc<Services>,
     told: bool,
 }
 
 impl Presence {
-    fn new(id: ConnectionId, services: Rc<Services>) -> Self {
+    pub(super) fn new(id: ConnectionId, services: Rc<Services>) -> Self {
         services.metrics.connections().inc();
         Self { id, services, told: false }
     }
@@ -72,14 +72,9 @@ impl Drop for Presence {
 }
 
 /// Serves one connection to its end.
-pub(super) async fn run(
-    stream: UnixStream,
-    id: ConnectionId,
-    services: Rc<Services>,
-    life: watch::Receiver<Life>,
-) {
+pub(super) async fn run(stream: UnixStream, mut presence: Presence, life: watch::Receiver<Life>) {
+    let (id, services) = (presence.id, presence.services.clone());
     let span = tracing::info_span!("connection", connection = id.0);
-    let mut presence = Presence::new(id, services.clone());
     async move {
         let (read, write) = stream.into_split();
         let (outbox, queue) = mpsc::channel(OUTBOX_FRAMES);
