@@ -115,16 +115,14 @@ impl Config {
             metrics: metrics_address(cli.metrics.as_deref().or(file.metrics.as_deref()))?,
             metrics_socket: cli.metrics_socket.clone().or(file.metrics_socket),
             models_dir: cli.models_dir.clone().or(file.models_dir).or_else(zllm_wire::default_models_dir),
-            log: cli.log.clone().or(file.log).unwrap_or_else(|| "info".to_owned()),
+            log: cli.log.clone().or(file.log).unwrap_or_else(|| limits::DEFAULT_LOG.to_owned()),
             default_max_tokens: count(
                 "limits.default_max_tokens",
                 file_limits.default_max_tokens,
                 limits::DEFAULT_MAX_TOKENS,
             )?,
             connections: count("limits.connections", file_limits.connections, limits::DEFAULT_CONNECTIONS)?,
-            drain: Duration::from_secs(
-                cli.drain_seconds.or(file_limits.drain_seconds).unwrap_or(limits::DEFAULT_DRAIN_SECONDS),
-            ),
+            drain: drain(cli.drain_seconds.or(file_limits.drain_seconds))?,
             core,
             models,
             model_defaults,
@@ -165,6 +163,12 @@ impl Config {
 fn count(name: &str, given: Option<usize>, default: usize) -> anyhow::Result<usize> {
     anyhow::ensure!(given != Some(0), "{name} is 0; at least 1 works");
     Ok(given.unwrap_or(default))
+}
+
+fn drain(given: Option<u64>) -> anyhow::Result<Duration> {
+    let (seconds, most) = (given.unwrap_or(limits::DEFAULT_DRAIN_SECONDS), limits::MAX_DRAIN_SECONDS);
+    anyhow::ensure!(seconds <= most, "limits.drain_seconds is {seconds}; at most {most} works");
+    Ok(Duration::from_secs(seconds))
 }
 
 fn core_limits(file: &LimitsTable, cli: &Cli) -> anyhow::Result<CoreLimits> {
@@ -289,6 +293,8 @@ mod tests {
         assert!(error.contains("line 3") && error.contains("lots"), "{error}");
         let error = read("[limits]\nrunning_jobs = 0\n", &[]).expect_err("zero").to_string();
         assert!(error.contains("limits.running_jobs"), "{error}");
+        let error = read("", &["--drain-seconds", &u64::MAX.to_string()]).expect_err("for ever").to_string();
+        assert!(error.contains("drain_seconds"), "{error}");
         assert!(read("metrics = \"nowhere\"\n", &[]).is_err());
     }
 

@@ -19,6 +19,10 @@ pub(crate) const DEFAULT_MAX_TOKENS: usize = 1024;
 pub(crate) const DEFAULT_KV_BUDGET_BYTES: u64 = 512 << 20;
 /// How long running jobs may go on after SIGTERM.
 pub(crate) const DEFAULT_DRAIN_SECONDS: u64 = 30;
+/// Longest drain that can be configured: a day.
+pub(crate) const MAX_DRAIN_SECONDS: u64 = 24 * 60 * 60;
+/// What is logged: all that an operator wants to know, without the HTTP server's own start.
+pub(crate) const DEFAULT_LOG: &str = "info,actix_server=warn";
 
 /// Requests that are loading their model or tokenizing at one time, before they reach the queue.
 pub(crate) const MAX_ARRIVING: usize = 64;
