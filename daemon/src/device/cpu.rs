@@ -5,6 +5,7 @@ use super::text::EngineText;
 use crate::config::{KvFormatName, ModelSettings};
 use crate::scheduler::plan::{JobNumber, ModelName, RowOutcome, StepOutcome, StepPlan};
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 use zllm_engine::{Isa, KV_BLOCK_TOKENS, KvFormat, LoadOptions, LoadedModel, StepRow, Want};
 use zllm_state::BLOCK_TOKENS;
@@ -29,13 +30,10 @@ impl Device for CpuDevice {
     fn describe(&self) -> Description {
         let processor =
             field_of("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned());
-        let memory_kib = field_of("/proc/meminfo", "MemTotal")
-            .and_then(|text| text.trim_end_matches("kB").trim().parse::<u64>().ok())
-            .unwrap_or(0);
         Description {
             name: "cpu".to_owned(),
             description: format!("{processor}, {}", Isa::best().name()),
-            total_bytes: memory_kib << 10,
+            total_bytes: memory_bytes().unwrap_or(0),
         }
     }
 
@@ -47,11 +45,12 @@ impl Device for CpuDevice {
     ) -> Result<Loaded, String> {
         assert!(!self.models.contains_key(model), "the scheduler loads a model once");
         progress(LoadProgress::START);
+        judge_memory(settings, memory_bytes())?;
         let loaded = LoadedModel::load(&settings.path, &options(settings), &mut |at| {
             let (done_bytes, total_bytes) = (at.done_bytes, at.total_bytes);
             progress(LoadProgress { stage: LoadStage::Weights, done_bytes, total_bytes });
         });
-        let loaded = loaded.map_err(|error| format!("{}: {error}", settings.path.display()))?;
+        let loaded = loaded.map_err(|error| with_path(&settings.path, error.to_string()))?;
         let facts = Loaded {
             text: Arc::new(EngineText::new(loaded.text())),
             kv_blocks: loaded.kv_blocks(),
@@ -122,6 +121,30 @@ fn options(settings: &ModelSettings) -> LoadOptions {
     }
 }
 
+/// The engine's message with the model's path in front, where it is not there already.
+fn with_path(path: &Path, message: String) -> String {
+    let shown = path.display().to_string();
+    if message.starts_with(&shown) { message } else { format!("{shown}: {message}") }
+}
+
+/// # Errors
+/// A KV budget that the machine can never give: the system would end the daemon when the memory is used.
+fn judge_memory(settings: &ModelSettings, memory_bytes: Option<u64>) -> Result<(), String> {
+    let budget = settings.defaults.kv_budget_bytes;
+    match memory_bytes {
+        Some(total) if budget > total => {
+            Err(format!("kv_budget is {budget} bytes; this machine has {total} bytes of memory in all"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The machine's memory; `None` where the kernel does not say.
+fn memory_bytes() -> Option<u64> {
+    let text = field_of("/proc/meminfo", "MemTotal")?;
+    text.trim_end_matches("kB").trim().parse::<u64>().ok()?.checked_mul(1 << 10)
+}
+
 /// The first value of `name` in a file of `name: value` lines.
 fn field_of(file: &str, name: &str) -> Option<String> {
     let text = std::fs::read_to_string(file).ok()?;
@@ -129,4 +152,30 @@ fn field_of(file: &str, name: &str) -> Option<String> {
         let (key, value) = line.split_once(':')?;
         (key.trim() == name).then(|| value.trim().to_owned())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalog::tests::defaults;
+    use crate::config::LoadWhen;
+
+    fn load(path: &str, kv_budget_bytes: u64) -> String {
+        let defaults = crate::config::ModelDefaults { kv_budget_bytes, ..defaults() };
+        let settings = ModelSettings { path: path.into(), load: LoadWhen::Demand, defaults };
+        let result = CpuDevice::new().load(&"m".into(), &settings, &mut |_| {});
+        result.map(|_| ()).expect_err("it cannot be loaded")
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_named_once() {
+        let message = load("/no/such/model.gguf", 1 << 20);
+        assert_eq!(message.matches("/no/such/model.gguf").count(), 1, "{message}");
+    }
+
+    #[test]
+    fn a_kv_budget_beyond_the_machine_is_refused_before_anything_is_read() {
+        let message = load("/no/such/model.gguf", u64::MAX);
+        assert!(message.starts_with("kv_budget is") && message.contains("of memory"), "{message}");
+    }
 }
