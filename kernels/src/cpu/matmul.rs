@@ -5,7 +5,7 @@
 //! The bits of an output depend on its own row of activations and its own row of weights, and on nothing else: not on how many
 //! rows there are, the tile that they fall in, the thread, the other weights of the call, or the instruction set.
 //!
-//! Quantised weights: the activations are rounded to signed bytes `q` with one scale `a` per 32 columns ([`rows`]). For each
+//! Quantised weights: the activations are rounded to signed bytes `q` with one scale `a` per 32 columns (`rows`). For each
 //! output, over the blocks `b` of 32 columns (16 for Q6_K) in ascending order:
 //!
 //! ```text
@@ -16,7 +16,7 @@
 //! The integer sum is exact and below 2^24, so its inner order is free and its conversion exact; `scale` and `minimum` are
 //! exact in f32. Float weights: `acc = fma(weight[k], input[k], acc)` over ascending columns, activations unrounded.
 //!
-//! Lanes are output rows ([`layout`]), so no kernel ever sums across lanes, and columns are never split over threads. A block
+//! Lanes are output rows (`layout`), so no kernel ever sums across lanes, and columns are never split over threads. A block
 //! with a NaN or an infinity in its activations gives NaN.
 //!
 //! # How the work is spread
