@@ -6,8 +6,9 @@ use crate::cli::GlobalArgs;
 use crate::failure::Failure;
 use crate::limits::{HANDSHAKE_TIMEOUT, READ_BYTES};
 use std::{
+    fs,
     io::{self, Read},
-    os::unix::net::UnixStream,
+    os::unix::{fs::MetadataExt, net::UnixStream},
     path::{Path, PathBuf},
 };
 use zllm_wire::{
@@ -55,6 +56,7 @@ pub(crate) struct Connection {
 
 impl Connection {
     fn open(socket: &Path) -> Result<Self, Failure> {
+        refuse_planted(socket)?;
         let stream = UnixStream::connect(socket).map_err(|error| unreachable_daemon(socket, &error))?;
         let mut connection = Self { stream, decoder: FrameDecoder::new(), last_id: 0 };
         connection.shake_hands().map_err(|failure| match failure {
@@ -152,6 +154,30 @@ fn out_of_turn() -> Failure {
     Failure::Failed("the daemon sent an answer that nothing was asked for".into())
 }
 
+/// Refuses a socket in a folder that another user made where everybody may make one, such as `/tmp/zllm-UID`: what
+/// answers there need not be the daemon, and would read the prompts.
+fn refuse_planted(socket: &Path) -> Result<(), Failure> {
+    let Some(folder) = socket.parent() else { return Ok(()) };
+    // What is not there cannot have been planted; connecting says what is missing.
+    let (Some(Ok(around)), Ok(inside)) = (folder.parent().map(fs::metadata), fs::symlink_metadata(folder))
+    else {
+        return Ok(());
+    };
+    if !is_planted(around.mode(), inside.uid(), nix::unistd::Uid::effective().as_raw()) {
+        return Ok(());
+    }
+    Err(Failure::Refused(format!(
+        "{} belongs to user {}, who may not be trusted with your prompts; name another socket with --socket or ZLLM_SOCKET",
+        folder.display(),
+        inside.uid()
+    )))
+}
+
+fn is_planted(mode_around: u32, owner: u32, own: u32) -> bool {
+    let anybody_may_write = mode_around & 0o002 != 0;
+    anybody_may_write && owner != own && owner != 0
+}
+
 fn unreachable_daemon(socket: &Path, error: &io::Error) -> Failure {
     let socket = socket.display();
     match error.kind() {
@@ -163,5 +189,18 @@ fn unreachable_daemon(socket: &Path, error: &io::Error) -> Failure {
             Failure::Refused(format!("no permission to use {socket}; join the group that owns it"))
         }
         _ => Failure::Refused(format!("cannot connect to {socket}: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_strangers_folder_in_a_public_place_is_refused() {
+        let (public, private) = (0o41777, 0o40755);
+        assert!(is_planted(public, 1001, 1000));
+        assert!(!is_planted(public, 1000, 1000) && !is_planted(public, 0, 1000));
+        assert!(!is_planted(private, 999, 1000), "the system's daemon has a folder of its own user in /run");
     }
 }
