@@ -63,11 +63,6 @@ impl Generation {
         })
     }
 
-    /// Tokens that this answer may have in all, from here.
-    pub fn tokens_left(&self) -> usize {
-        self.left
-    }
-
     /// Draws the next token from the logits after the last fed token.
     pub fn accept(&mut self, logits: &mut [f32]) -> Accepted {
         debug_assert!(self.left > 0, "an answer that is complete draws no more");

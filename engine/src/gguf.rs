@@ -123,13 +123,6 @@ impl GgufFile {
         self.source.bytes()
     }
 
-    /// Says that the file will be read once, in order.
-    pub fn will_read_once(&self) {
-        if let Source::Mapped(file) = &self.source {
-            file.will_read_once();
-        }
-    }
-
     /// Gives back the memory of a range that was copied; reading it again brings it in from the file.
     pub fn give_back(&self, range: Range<usize>) {
         if let Source::Mapped(file) = &self.source {

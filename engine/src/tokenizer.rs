@@ -18,16 +18,13 @@ mod vocabulary;
 
 use crate::gguf::{GgufError, GgufFile, Metadata, Value};
 
+pub use self::error::{TokenizerError, VocabularyFault};
 use self::{
     byte_pairs::BytePairs,
     pre_split::Scheme,
     sentence_pieces::SentencePieces,
     special::{Part, SpecialTokens},
-    vocabulary::{TextForm, Vocabulary},
-};
-pub use self::{
-    error::{TokenizerError, VocabularyFault},
-    vocabulary::TokenKind,
+    vocabulary::{TextForm, TokenKind, Vocabulary},
 };
 
 const MODEL_KEY: &str = "tokenizer.ggml.model";
@@ -205,14 +202,6 @@ impl Tokenizer {
     /// There is no such token.
     pub fn token_text(&self, id: u32) -> &str {
         self.vocabulary.text(id)
-    }
-
-    /// What `id` is for.
-    ///
-    /// # Panics
-    /// There is no such token.
-    pub fn token_kind(&self, id: u32) -> TokenKind {
-        self.vocabulary.kind(id)
     }
 
     /// Whether `id` is no text: a control token, or the one for what is unknown.

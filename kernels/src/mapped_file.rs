@@ -2,7 +2,7 @@
 
 use std::{fs::File, io, ops::Range, path::Path};
 
-use memmap2::{Advice, Mmap, UncheckedAdvice};
+use memmap2::{Mmap, UncheckedAdvice};
 
 /// A whole file, mapped read-only and shared with the page cache.
 #[derive(Debug)]
@@ -22,13 +22,6 @@ impl MappedFile {
         // is mapped can still raise SIGBUS; model files are replaced by rename, never rewritten in place.
         let map = unsafe { Mmap::map(&file)? };
         Ok(Self(map))
-    }
-
-    /// Asks the kernel to read ahead: the caller is about to go through the file once, in order.
-    pub fn will_read_once(&self) {
-        // Advice only: a kernel that refuses it costs speed, not correctness.
-        let _ = self.0.advise(Advice::Sequential);
-        let _ = self.0.advise(Advice::WillNeed);
     }
 
     /// Gives the pages of `range` back after they were copied; a later read brings them in again from the file.

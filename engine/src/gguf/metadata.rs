@@ -134,14 +134,6 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    /// The number of `key`.
-    ///
-    /// # Errors
-    /// The key is missing, or its value is not a float.
-    pub fn require_f32(&self, key: &str) -> Result<f32, GgufError> {
-        self.opt_f32(key)?.ok_or_else(|| self.missing(key, "a float"))
-    }
-
     /// The truth value of `key`, if it is there.
     ///
     /// # Errors
@@ -186,14 +178,6 @@ impl<'a> Metadata<'a> {
             Some(Value::Array(v)) => Ok(Some(v)),
             Some(other) => Err(self.wrong_type(key, "an array", &other)),
         }
-    }
-
-    /// The array of `key`.
-    ///
-    /// # Errors
-    /// The key is missing, or its value is not an array.
-    pub fn require_array(&self, key: &str) -> Result<Array<'a>, GgufError> {
-        self.opt_array(key)?.ok_or_else(|| self.missing(key, "an array"))
     }
 
     /// The array of strings of `key`, if it is there; the strings as bytes, in order.

@@ -14,7 +14,7 @@ const MAX_TOKENS: usize = 1 << 24;
 /// What a token is for. The numbers are those of `tokenizer.ggml.token_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum TokenKind {
+pub(super) enum TokenKind {
     /// A piece of text.
     Normal = 1,
     /// Stands for what has no token.

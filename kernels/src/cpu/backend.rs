@@ -109,11 +109,13 @@ impl Linear for CpuBackend {
     }
 
     fn embed(&mut self, weight: &PackedWeight, ids: &[u32], scale: f32, output: &mut Tensor) {
-        for (id, row) in ids.iter().zip(output.rows_mut(ids.len()).chunks_exact_mut(weight.cols())) {
+        assert_eq!(output.cols, weight.cols(), "an embedded row has the weight's width");
+        let rows = output.rows_mut(ids.len());
+        for (id, row) in ids.iter().zip(rows.chunks_exact_mut(weight.cols())) {
             weight.decode_row(*id as usize, row);
-            if scale != 1.0 {
-                row.iter_mut().for_each(|x| *x *= scale);
-            }
+        }
+        if scale != 1.0 {
+            ops::scale(&self.pool, self.isa, rows, scale);
         }
     }
 
