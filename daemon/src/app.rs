@@ -100,7 +100,6 @@ pub(crate) async fn run(
         failed = start_up(&config, &services, &ready) => return Err(failed),
     };
 
-    tracing::info!(?reason, "stopping");
     notify::stopping("ending the jobs");
     ready.store(false, Ordering::Relaxed);
     life.send_replace(Life::Draining);

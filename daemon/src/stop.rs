@@ -43,9 +43,15 @@ impl StopListener {
     /// Waits for the next wish to end.
     pub(crate) async fn next(&mut self) -> StopReason {
         tokio::select! {
-            Some(reason) = self.requests.recv() => reason,
-            _ = self.terminate.recv() => StopReason::Drain,
-            _ = self.interrupt.recv() => StopReason::Drain,
+            Some(reason) = self.requests.recv() => wish("a client", reason),
+            _ = self.terminate.recv() => wish("SIGTERM", StopReason::Drain),
+            _ = self.interrupt.recv() => wish("SIGINT", StopReason::Drain),
         }
     }
+}
+
+/// Logs who wants the end: the first question of whoever finds the daemon gone.
+fn wish(whose: &str, reason: StopReason) -> StopReason {
+    tracing::info!(by = whose, ?reason, "asked to stop");
+    reason
 }
