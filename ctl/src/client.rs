@@ -4,12 +4,14 @@
 
 use crate::cli::GlobalArgs;
 use crate::failure::Failure;
-use crate::limits::{HANDSHAKE_TIMEOUT, READ_BYTES};
+use crate::limits::{EXIT_POLL, HANDSHAKE_TIMEOUT, MAX_EXIT_POLLS, READ_BYTES};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use std::{
     fs,
     io::{self, Read},
     os::unix::{fs::MetadataExt, net::UnixStream},
     path::{Path, PathBuf},
+    thread,
 };
 use zllm_wire::{
     Answer, ClientFrame, FrameDecoder, Op, Reply, Request, ServerFrame, VERSION, find_socket_path,
@@ -52,13 +54,15 @@ pub(crate) struct Connection {
     stream: UnixStream,
     decoder: FrameDecoder,
     last_id: u64,
+    /// The daemon's process, as it says itself.
+    daemon_pid: u32,
 }
 
 impl Connection {
     fn open(socket: &Path) -> Result<Self, Failure> {
         refuse_planted(socket)?;
         let stream = UnixStream::connect(socket).map_err(|error| unreachable_daemon(socket, &error))?;
-        let mut connection = Self { stream, decoder: FrameDecoder::new(), last_id: 0 };
+        let mut connection = Self { stream, decoder: FrameDecoder::new(), last_id: 0, daemon_pid: 0 };
         connection.shake_hands().map_err(|failure| match failure {
             Failure::Lost(why) => Failure::Lost(format!("no hello on {}: {why}", socket.display())),
             other => other,
@@ -75,7 +79,7 @@ impl Connection {
         // A daemon that is full says so and closes without reading, so what it said is read even after a failed write.
         let answer = self.frame().or_else(|failure| sent.map_err(Failure::sending).and(Err(failure)))?;
         match answer {
-            ServerFrame::Welcome { version: VERSION, .. } => {}
+            ServerFrame::Welcome { version: VERSION, pid, .. } => self.daemon_pid = pid,
             ServerFrame::Welcome { version, server, .. } => {
                 return Err(Failure::Refused(format!(
                     "{server} speaks protocol version {version}, this zllmctl {VERSION}; install the same version of both"
@@ -112,15 +116,32 @@ impl Connection {
         }
     }
 
-    /// Waits until the daemon closes the connection.
+    /// Waits until the daemon has closed the connection and its process has ended, so that its socket, its lock and
+    /// its ports are free.
     pub(crate) fn wait_for_end(mut self) -> Result<(), Failure> {
         loop {
             match self.frame() {
                 Ok(_) => {}
-                Err(Failure::Lost(_)) => return Ok(()),
+                Err(Failure::Lost(_)) => break,
                 Err(other) => return Err(other),
             }
         }
+        // Where the kernel names another process (that of systemd, which listened first) or none (in another
+        // namespace), the pid says nothing about ours.
+        let Ok(peer) = getsockopt(&self.stream, PeerCredentials) else { return Ok(()) };
+        if u32::try_from(peer.pid()) != Ok(self.daemon_pid) {
+            return Ok(());
+        }
+        for _ in 0..MAX_EXIT_POLLS {
+            if has_ended(self.daemon_pid) {
+                return Ok(());
+            }
+            thread::sleep(EXIT_POLL);
+        }
+        Err(Failure::Failed(format!(
+            "the daemon has closed its socket, but its process {} goes on",
+            peer.pid()
+        )))
     }
 
     fn frame(&mut self) -> Result<ServerFrame, Failure> {
@@ -148,6 +169,13 @@ pub(crate) fn unexpected(answer: &Answer) -> Failure {
     let name = format!("{answer:?}");
     let end = name.find(|c: char| !c.is_alphanumeric()).unwrap_or(name.len());
     Failure::Failed(format!("the daemon answered {}, which is no answer to this request", &name[..end]))
+}
+
+/// Whether a process is gone, or only waits for its parent to ask how it ended.
+fn has_ended(pid: u32) -> bool {
+    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return true };
+    // `PID (NAME) STATE ...`; the name may have brackets of its own.
+    stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with(['Z', 'X']))
 }
 
 fn out_of_turn() -> Failure {
@@ -195,6 +223,17 @@ fn unreachable_daemon(socket: &Path, error: &io::Error) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_that_nobody_has_waited_for_has_ended_too() {
+        assert!(!has_ended(std::process::id()));
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        while !has_ended(child.id()) {
+            thread::sleep(EXIT_POLL);
+        }
+        child.wait().unwrap();
+        assert!(has_ended(child.id()));
+    }
 
     #[test]
     fn only_a_strangers_folder_in_a_public_place_is_refused() {

@@ -5,6 +5,13 @@ use std::time::Duration;
 /// How long a daemon that accepts a connection may take to answer the hello.
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How often `stop` looks whether the daemon's process has ended, once its connections are closed: giving back some
+/// gigabytes of memory takes a moment.
+pub(crate) const MAX_EXIT_POLLS: u32 = 1000;
+
+/// The wait between two looks.
+pub(crate) const EXIT_POLL: Duration = Duration::from_millis(10);
+
 /// How often a lost connection is tried again without any event in between.
 pub(crate) const MAX_RECONNECTS: u32 = 10;
 

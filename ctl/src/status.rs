@@ -27,7 +27,7 @@ pub(crate) fn stop(context: &Context, now: bool, no_wait: bool) -> Result<(), Fa
     let state = if no_wait {
         "stopping"
     } else {
-        // The daemon keeps this connection until it ends; then the kernel closes it, whatever else goes wrong.
+        // The daemon keeps this connection to its end.
         connection.wait_for_end()?;
         "stopped"
     };
