@@ -54,7 +54,7 @@ impl Bound {
     /// # Errors
     /// What cannot be bound, where, and the system's reason.
     pub(crate) fn bind(config: &Config) -> anyhow::Result<Self> {
-        let policy = server::peer_policy(config.socket_group.as_deref())?;
+        let policy = server::PeerPolicy::new(config.socket_group.as_deref())?;
         let socket = listen::listen(&config.socket, &policy)?;
         let metrics_tcp = config.metrics.map(|address| {
             TcpListener::bind(address).with_context(|| {

@@ -100,11 +100,3 @@ async fn refuse(mut stream: UnixStream, message: String) {
     let Ok(frame) = zllm_wire::encode(&ServerFrame::Refused { version: VERSION, message }) else { return };
     let _ = tokio::time::timeout(crate::limits::FLUSH_TIMEOUT, stream.write_all(&frame)).await;
 }
-
-/// Who may connect, from the configuration.
-///
-/// # Errors
-/// A group that does not exist.
-pub(crate) fn peer_policy(group: Option<&str>) -> anyhow::Result<PeerPolicy> {
-    PeerPolicy::new(group)
-}

@@ -41,15 +41,6 @@ pub struct Grant {
     pub cached_tokens: usize,
 }
 
-/// Longest indexed prefix of a token sequence.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PrefixMatch {
-    /// The blocks that hold it, in token order.
-    pub blocks: Vec<BlockId>,
-    /// Its length in tokens.
-    pub tokens: usize,
-}
-
 /// Why no lease was granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LeaseError {
@@ -72,15 +63,6 @@ pub enum LeaseError {
         /// Free blocks and cached ones that may be evicted.
         available_blocks: u32,
     },
-}
-
-/// What became of a committed block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CommitOutcome {
-    /// The lease's block is now the indexed one.
-    Indexed,
-    /// An equal block was there before; the lease keeps its copy and references this one too.
-    Duplicate(BlockId),
 }
 
 /// How the arena is used, in blocks.
@@ -160,13 +142,9 @@ impl BlockLedger {
         }
     }
 
-    /// The longest prefix of `tokens` that is indexed, in full blocks, leaving at least one token to compute: the
-    /// logits of the last token are needed and are not kept.
-    pub fn longest_prefix(&self, tokens: &[u32]) -> PrefixMatch {
-        self.walk_prefix(tokens).0
-    }
-
-    fn walk_prefix(&self, tokens: &[u32]) -> (PrefixMatch, BlockKey) {
+    /// The blocks of the longest prefix of `tokens` that is indexed, and the last one's key. At least one token is left
+    /// to compute: the logits of the last token are needed and are not kept.
+    fn longest_prefix(&self, tokens: &[u32]) -> (Vec<BlockId>, BlockKey) {
         let usable = tokens.len().saturating_sub(1) / BLOCK_TOKENS;
         let mut key = self.root;
         let mut blocks = Vec::new();
@@ -176,8 +154,7 @@ impl BlockLedger {
             key = next;
             blocks.push(id);
         }
-        let tokens = blocks.len() * BLOCK_TOKENS;
-        (PrefixMatch { blocks, tokens }, key)
+        (blocks, key)
     }
 
     /// Takes the blocks of a sequence that begins with `tokens` and may grow to `capacity_tokens`: its cached prefix
@@ -193,9 +170,9 @@ impl BlockLedger {
             let needed_blocks = u32::try_from(needed).unwrap_or(u32::MAX);
             return Err(LeaseError::NeverFits { needed_blocks, total_blocks });
         }
-        let (prefix, key) = self.walk_prefix(tokens);
-        let fresh = (needed - prefix.blocks.len()) as u32;
-        let woken = prefix.blocks.iter().filter(|&&id| self.indexed(id).references == 0).count() as u32;
+        let (prefix, key) = self.longest_prefix(tokens);
+        let fresh = (needed - prefix.len()) as u32;
+        let woken = prefix.iter().filter(|&&id| self.indexed(id).references == 0).count() as u32;
         let available_blocks = self.available_blocks() - woken;
         if fresh > available_blocks {
             return Err(LeaseError::NotNow { needed_blocks: fresh, available_blocks });
@@ -203,25 +180,26 @@ impl BlockLedger {
 
         let lease = LeaseId(self.next_lease);
         self.next_lease += 1;
-        for &id in &prefix.blocks {
+        for &id in &prefix {
             self.reference(id);
         }
-        let mut table = prefix.blocks.clone();
+        let mut table = prefix.clone();
         for _ in 0..fresh {
             let id = self.take_block();
             self.slots[id.0 as usize] = Slot::Private(lease);
             table.push(id);
         }
-        let grant = Grant { lease, blocks: table.clone(), cached_tokens: prefix.tokens };
-        self.leases.insert(lease, Lease { table, chain: prefix.blocks, key });
+        let grant = Grant { lease, blocks: table.clone(), cached_tokens: prefix.len() * BLOCK_TOKENS };
+        self.leases.insert(lease, Lease { table, chain: prefix, key });
         Ok(grant)
     }
 
-    /// Indexes the next full block of a lease, which holds `tokens`. From here on the block is immutable.
+    /// Indexes the next full block of a lease, which holds `tokens`. From here on the block is immutable. Where an equal
+    /// one was indexed before, the lease keeps its copy and references that one too.
     ///
     /// # Panics
     /// When the lease is unknown, or all its blocks are committed.
-    pub fn commit(&mut self, lease: LeaseId, tokens: &[u32]) -> CommitOutcome {
+    pub fn commit(&mut self, lease: LeaseId, tokens: &[u32]) {
         let held = self.leases.get(&lease).expect("commit names a live lease");
         let position = held.chain.len();
         let own = *held.table.get(position).expect("commit names a block of the lease");
@@ -229,10 +207,10 @@ impl BlockLedger {
         let key = held.key.child(tokens);
         let existing = self.index.get(&key).copied();
 
-        let (id, outcome) = match existing {
+        let id = match existing {
             Some(id) => {
                 self.reference(id);
-                (id, CommitOutcome::Duplicate(id))
+                id
             }
             None => {
                 assert!(matches!(self.slots[own.0 as usize], Slot::Private(owner) if owner == lease));
@@ -248,13 +226,12 @@ impl BlockLedger {
                 if let Some(parent) = parent {
                     self.indexed_mut(parent).children += 1;
                 }
-                (own, CommitOutcome::Indexed)
+                own
             }
         };
         let held = self.leases.get_mut(&lease).expect("looked up above");
         held.chain.push(id);
         held.key = key;
-        outcome
     }
 
     /// Ends a lease. Its indexed blocks stay cached; its private ones, and copies of indexed ones, are free at once.

@@ -13,7 +13,5 @@ mod ledger;
 mod session;
 
 pub use key::{BLOCK_TOKENS, BlockKey, Fingerprint, block_keys};
-pub use ledger::{
-    BlockFigures, BlockId, BlockLedger, CommitOutcome, Grant, LeaseError, LeaseId, PrefixMatch,
-};
+pub use ledger::{BlockFigures, BlockId, BlockLedger, Grant, LeaseError, LeaseId};
 pub use session::{Session, SessionId, SessionTable};

@@ -222,7 +222,7 @@ fn the_least_recently_used_leaf_goes_first() {
     for content in [[0, 1], [2, 3]] {
         let prompt = tokens_of(&content, 0);
         let grant = ledger.lease(&prompt, prompt.len()).expect("two of four");
-        prompt.chunks_exact(BLOCK_TOKENS).for_each(|block| _ = ledger.commit(grant.lease, block));
+        prompt.chunks_exact(BLOCK_TOKENS).for_each(|block| ledger.commit(grant.lease, block));
         ledger.release(grant.lease);
     }
     // The first chain is used again, so the second one's leaf is the oldest.

@@ -14,7 +14,7 @@ pub(crate) struct PeerPolicy {
 impl PeerPolicy {
     /// # Errors
     /// A group that does not exist.
-    pub(super) fn new(group: Option<&str>) -> anyhow::Result<Self> {
+    pub(crate) fn new(group: Option<&str>) -> anyhow::Result<Self> {
         let group = group.map(|name| {
             let found = Group::from_name(name).with_context(|| format!("socket_group {name:?}"))?;
             found.map(|group| group.gid).with_context(|| format!("socket_group {name:?} does not exist"))
