@@ -219,6 +219,55 @@ fn a_full_queue_refuses_at_once_and_a_vanished_client_makes_room() {
     assert_eq!(ended.expect("a good end"), Ended::Orderly);
 }
 
+/// What a new connection gets as its first frame.
+async fn greeted(stream: std::os::unix::net::UnixStream) -> (Client, ServerFrame) {
+    stream.set_nonblocking(true).expect("a socket");
+    let stream = UnixStream::from_std(stream).expect("a socket");
+    let mut client = Client { stream, frames: FrameDecoder::new() };
+    let hello = zllm_wire::encode(&ClientFrame::Hello { version: VERSION, client: "test".into() });
+    // A refused connection may be closed already; what it was told can still be read.
+    let _ = client.stream.write_all(&hello.expect("small")).await;
+    let frame = client.read().await.expect("each is told");
+    (client, frame)
+}
+
+#[test]
+fn a_burst_of_connections_gets_no_more_than_the_limit() {
+    let folder = tempfile::tempdir().expect("scratch folder");
+    let mut config = config(folder.path(), "64");
+    config.connections = 3;
+    let ended = run_beside(config, FakeDevice::default(), |socket| async move {
+        let connect = || std::os::unix::net::UnixStream::connect(&socket).expect("it listens");
+        // All are there before the daemon, on this same thread, accepts the first.
+        let burst: Vec<_> = (0..10).map(|_| connect()).collect();
+        let mut welcome = Vec::new();
+        for stream in burst {
+            match greeted(stream).await {
+                (client, ServerFrame::Welcome { .. }) => welcome.push(client),
+                (_, ServerFrame::Refused { message, .. }) => {
+                    assert!(message.contains("3 connections are open"), "{message}");
+                }
+                (_, other) => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(welcome.len(), 3);
+        drop(welcome);
+        let room = async {
+            loop {
+                let (mut client, frame) = greeted(connect()).await;
+                if matches!(frame, ServerFrame::Welcome { .. })
+                    && matches!(&client.ask(Op::Status).await[..], [Answer::Status(status)] if status.connections == 1)
+                {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), room).await.expect("those that went made room");
+    });
+    assert_eq!(ended.expect("a good end"), Ended::Orderly);
+}
+
 #[test]
 fn a_model_that_does_not_load_is_told_to_each_who_asks() {
     let ended = with_daemon("64", FakeDevice::default(), |socket| async move {
