@@ -1,6 +1,6 @@
 //! The scheduler's decisions, without a clock, an actor or a device: `step(input, now) -> actions`.
 //!
-//! Invariants ([`Core::check`] verifies them, the simulation calls it after every input):
+//! Invariants (`Core::check` verifies them, the simulation calls it after every input):
 //!
 //! * Jobs start in the order they came, for each model. A job that must wait for KV memory of its model holds back later
 //!   jobs of that model, never those of another.
