@@ -168,7 +168,7 @@ impl KvStoreActor {
         let session = self.sessions.remove(id)?;
         let mut evicted = Evicted { sessions: 1, ..Evicted::default() };
         if let Some(model) = self.models.get_mut(&*session.model) {
-            evicted.blocks = u64::from(model.ledger.evict_chain(&session.keys));
+            evicted.blocks = u64::from(model.ledger.evict_chains(session.keys.iter().chain(&session.left)));
             evicted.bytes = evicted.blocks * model.ledger.figures().block_bytes;
         }
         Some(evicted)

@@ -258,18 +258,17 @@ impl BlockLedger {
         (self.free.len() - before) as u32
     }
 
-    /// Frees the cached blocks of one chain, from its end towards its start, as far as nothing else uses them;
-    /// returns how many.
-    pub fn evict_chain(&mut self, keys: &[BlockKey]) -> u32 {
+    /// Frees the cached blocks of chains, last key first, as far as nothing else uses them; returns how many. A key
+    /// stands after its parent's.
+    pub fn evict_chains<'k>(&mut self, keys: impl DoubleEndedIterator<Item = &'k BlockKey>) -> u32 {
         let mut freed = 0;
-        for key in keys.iter().rev() {
+        for key in keys.rev() {
             let Some(&id) = self.index.get(key) else { continue };
             let block = *self.indexed(id);
-            if block.references > 0 || block.children > 0 {
-                break;
+            if block.references == 0 && block.children == 0 {
+                self.evict(id, block);
+                freed += 1;
             }
-            self.evict(id, block);
-            freed += 1;
         }
         freed
     }

@@ -5,7 +5,7 @@
 //! recently used session is forgotten (its blocks stay cached until they are evicted on their own).
 
 use crate::key::{BlockKey, Fingerprint, block_keys};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// A client's name for a timeline.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -20,6 +20,9 @@ pub struct Session {
     pub tokens: u64,
     /// Keys of its full blocks, in token order.
     pub keys: Vec<BlockKey>,
+    /// Keys of blocks that earlier turns made and the last one left: they hang on `keys` and go before them. At most
+    /// 1024, the latest.
+    pub left: Vec<BlockKey>,
     /// When a request last ended on it, in milliseconds since the Unix epoch.
     pub last_use_ms: u64,
     /// Requests that ran on it.
@@ -27,6 +30,9 @@ pub struct Session {
     /// Prompt tokens that came from the cache, over all turns.
     pub hit_tokens: u64,
 }
+
+/// Blocks that a session remembers beside its last turn's: 64 thousand tokens of turns that were taken back.
+const MAX_LEFT_KEYS: usize = 1024;
 
 /// All sessions, by name.
 #[derive(Debug)]
@@ -56,6 +62,11 @@ impl SessionTable {
         let before = self.sessions.get(id).filter(|session| session.model == model);
         let turns = before.map_or(0, |session| session.turns) + 1;
         let hit_tokens = before.map_or(0, |session| session.hit_tokens) + hit_tokens;
+        let keys: Vec<BlockKey> = block_keys(fingerprint, tokens).collect();
+        let current: HashSet<&BlockKey> = keys.iter().collect();
+        let earlier = before.iter().flat_map(|session| session.left.iter().chain(&session.keys));
+        let mut left: Vec<BlockKey> = earlier.filter(|key| !current.contains(key)).copied().collect();
+        left.drain(..left.len().saturating_sub(MAX_LEFT_KEYS));
         if !self.sessions.contains_key(id) && self.sessions.len() == self.capacity {
             self.forget_oldest();
         }
@@ -64,7 +75,8 @@ impl SessionTable {
             Session {
                 model: model.to_owned(),
                 tokens: tokens.len() as u64,
-                keys: block_keys(fingerprint, tokens).collect(),
+                keys,
+                left,
                 last_use_ms: now_ms,
                 turns,
                 hit_tokens,
@@ -125,6 +137,22 @@ mod tests {
         table.record(&id("a"), "other", FINGERPRINT, &tokens, 64, 30);
         let session = table.get(&id("a")).expect("recorded");
         assert_eq!((session.turns, session.hit_tokens), (1, 64));
+    }
+
+    #[test]
+    fn blocks_that_a_turn_left_are_remembered() {
+        let mut table = SessionTable::new(4);
+        let long: Vec<u32> = (0..300).collect();
+        let mut other = long[..150].to_vec();
+        other.extend([9; 60]);
+        for tokens in [&long, &other, &long] {
+            table.record(&id("a"), "m", FINGERPRINT, tokens, 0, 10);
+            let session = table.get(&id("a")).expect("recorded");
+            assert!(session.left.iter().all(|key| !session.keys.contains(key)));
+        }
+        let session = table.get(&id("a")).expect("recorded");
+        let left: Vec<BlockKey> = block_keys(FINGERPRINT, &other).skip(2).collect();
+        assert_eq!((session.keys.len(), &session.left), (4, &left), "the third block of the second turn");
     }
 
     #[test]

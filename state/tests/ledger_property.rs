@@ -185,7 +185,7 @@ fn apply(ledger: &mut BlockLedger, model: &mut Model, op: &Op) {
         Op::EvictChain { content } => {
             let keys: Vec<_> = block_keys(FINGERPRINT, &tokens_of(content, 0)).collect();
             let before = model.indexed.len();
-            let freed = ledger.evict_chain(&keys);
+            let freed = ledger.evict_chains(keys.iter());
             model.drop_evicted(ledger, &used_before);
             assert_eq!(before - model.indexed.len(), freed as usize);
         }

@@ -59,7 +59,7 @@ impl ModelTable {
                 return Ok(Wish::Wait(state.subscribe()));
             }
             Some(Entry::Closing { .. }) => {
-                return Err(refused(format!("model {model:?} is being unloaded; try again when it is gone")));
+                return Err(refused(format!("model {model:?} is being unloaded")));
             }
             Some(Entry::Failed(_)) | None => {}
         }
@@ -105,7 +105,7 @@ impl ModelTable {
             Some(Entry::Failed(_)) => return Ok(None),
             Some(loading @ Entry::Loading(_)) => {
                 self.entries.insert(model.clone(), loading);
-                return Err(refused(format!("model {model:?} is being loaded; try again when it is there")));
+                return Err(refused(format!("model {model:?} is still being loaded")));
             }
             Some(Entry::Loaded { loaded, .. }) => {
                 let closing = Entry::Closing { loaded, waiting: vec![gone], unloading: false };

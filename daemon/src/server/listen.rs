@@ -7,6 +7,7 @@ use super::peer::PeerPolicy;
 use crate::limits::MAX_SOCKET_PATH_BYTES;
 use anyhow::{Context, bail, ensure};
 use nix::sys::stat::{Mode, umask};
+use nix::unistd::geteuid;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
@@ -99,7 +100,12 @@ impl Drop for SocketGuard {
 
 fn make_folder(path: &Path) -> anyhow::Result<()> {
     let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) else { return Ok(()) };
-    if folder.exists() {
+    if let Ok(found) = fs::metadata(folder) {
+        // Whoever owns the folder can put another socket in our place.
+        let (owner, us) = (found.uid(), geteuid().as_raw());
+        if owner != us && owner != 0 {
+            bail!("the socket's folder {} belongs to user {owner}, not to {us} or root", folder.display());
+        }
         return Ok(());
     }
     fs::create_dir_all(folder)

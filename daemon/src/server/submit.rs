@@ -122,8 +122,7 @@ fn encode(
 /// Takes a place among the requests that are not in the queue yet.
 fn arrive(services: &Services) -> Result<SemaphorePermit<'_>, Fault> {
     services.arriving.try_acquire().map_err(|_| {
-        let message =
-            format!("{MAX_ARRIVING} requests wait for a model or for their tokens; try again in 1 s");
+        let message = format!("{MAX_ARRIVING} requests wait for a model or for their tokens");
         fault(ErrorCode::Refused { retry_after_ms: 1000 }, message)
     })
 }

@@ -127,7 +127,7 @@ pub(crate) enum Measure {
 /// Why a job is not taken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
-    #[error("the queue is full: {queued} {what} wait, {limit} may; try again in {} ms", retry_after.as_millis())]
+    #[error("the queue is full: {queued} {what} wait, {limit} may")]
     QueueFull { what: &'static str, queued: usize, limit: usize, retry_after: Duration },
     #[error("the daemon is stopping and takes no new jobs")]
     Draining,

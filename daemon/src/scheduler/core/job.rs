@@ -135,5 +135,5 @@ impl Running {
 }
 
 fn milliseconds(duration: Duration) -> f64 {
-    duration.as_secs_f64() * 1e3
+    duration.as_micros() as f64 / 1e3
 }
