@@ -15,7 +15,7 @@ use std::{
 use zllm_kernels::backend::KV_BLOCK_TOKENS;
 
 use crate::{
-    generation::Generation,
+    generation::{Generation, NoLogits},
     loaded::{LoadError, LoadOptions, LoadedModel},
     request::{FinishReason, GenerationParams, Prompt, RequestError},
     runtime::{LoadProgress, StepError, StepRow, Want},
@@ -98,6 +98,9 @@ pub enum GenerateError {
         /// Tokens that the arena holds.
         budget: usize,
     },
+    /// The model gave nothing to draw from.
+    #[error(transparent)]
+    NoLogits(#[from] NoLogits),
     /// The device failed.
     #[error(transparent)]
     Step(#[from] StepError),
@@ -190,7 +193,7 @@ impl Engine {
             fed += chunk;
             let Some(logits) = logits.filter(|_| last) else { continue };
 
-            let accepted = generation.accept(logits);
+            let accepted = generation.accept(logits)?;
             summary.tokens.push(accepted.token);
             if summary.show(&accepted.text, &mut on_text).is_break() {
                 summary.finish = accepted.finish.unwrap_or(FinishReason::Cancelled);

@@ -39,6 +39,16 @@ pub struct Accepted {
     pub finish: Option<FinishReason>,
 }
 
+/// The model gave no logit to draw from: all are NaN or minus infinity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the model gave no number to draw token {position} from (all logits are NaN or -inf): its file is damaged"
+)]
+pub struct NoLogits {
+    /// Position of the token that was to be drawn.
+    pub position: usize,
+}
+
 impl Generation {
     /// An answer to `prompt_tokens`.
     ///
@@ -64,16 +74,22 @@ impl Generation {
     }
 
     /// Draws the next token from the logits after the last fed token.
-    pub fn accept(&mut self, logits: &mut [f32]) -> Accepted {
+    ///
+    /// # Errors
+    /// Logits that hold no number; the answer cannot go on.
+    pub fn accept(&mut self, logits: &mut [f32]) -> Result<Accepted, NoLogits> {
         debug_assert!(self.left > 0, "an answer that is complete draws no more");
         let token = self.sampler.sample(logits, self.position as u64);
+        if self.sampler.was_degenerate() {
+            return Err(NoLogits { position: self.position });
+        }
         self.position += 1;
         self.left = self.left.saturating_sub(1);
         let mut text = String::new();
         // A model without a tokenizer answers in tokens alone.
         let Ok(tokenizer) = self.text_model.tokenizer() else {
             let finish = (self.left == 0).then_some(FinishReason::Length);
-            return Accepted { token, text, finish };
+            return Ok(Accepted { token, text, finish });
         };
         let ended = !self.ignore_eos && tokenizer.is_end_of_generation(token);
         if !ended {
@@ -83,7 +99,7 @@ impl Generation {
                 self.detokenizer.push(tokenizer, token, &mut self.piece);
             }
             if self.stop.push(&self.piece, &mut text) {
-                return Accepted { token, text, finish: Some(FinishReason::Stop) };
+                return Ok(Accepted { token, text, finish: Some(FinishReason::Stop) });
             }
         }
         let finish = match (ended, self.left) {
@@ -92,9 +108,9 @@ impl Generation {
             (false, _) => None,
         };
         if finish.is_some() && self.flush(&mut text) {
-            return Accepted { token, text, finish: Some(FinishReason::Stop) };
+            return Ok(Accepted { token, text, finish: Some(FinishReason::Stop) });
         }
-        Accepted { token, text, finish }
+        Ok(Accepted { token, text, finish })
     }
 
     /// The text that is held back just now, in whole characters: whoever may end the answer from outside at any time

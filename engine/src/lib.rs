@@ -22,7 +22,7 @@ mod text_model;
 pub mod tokenizer;
 
 pub use engine::{CancelHandle, Engine, GenerateError, KvFigures, Summary};
-pub use generation::{Accepted, Generation};
+pub use generation::{Accepted, Generation, NoLogits};
 pub use loaded::{LoadError, LoadOptions, LoadedModel};
 pub use message::Message;
 pub use oracle::Oracle;

@@ -132,3 +132,23 @@ fn a_budget_beyond_memory_is_refused_and_not_an_abort() {
     let error = Engine::load(&path, &options, &mut |_| {}).map(drop).expect_err("nobody has that much");
     assert!(error.to_string().contains("bytes for keys and values"), "{error}");
 }
+
+/// A small model whose last norm is NaN, so that no logit is a number.
+#[test]
+fn a_model_that_gives_no_number_fails_and_says_so() {
+    let source = common::testdata("archs/llama-dense.f16.gguf");
+    let sound = zllm_engine::gguf::GgufFile::open(&source).expect("a reference file");
+    let norm = sound.require_tensor("output_norm.weight").expect("llama has a last norm").range();
+    let mut bytes = sound.bytes().to_vec();
+    bytes[norm].chunks_exact_mut(4).for_each(|value| value.copy_from_slice(&f32::NAN.to_le_bytes()));
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let path = folder.path().join("nan.gguf");
+    std::fs::write(&path, bytes).expect("the scratch folder can be written");
+
+    let options = LoadOptions { kv_budget_bytes: 1 << 20, ..LoadOptions::default() };
+    let mut engine = Engine::load(&path, &options, &mut |_| {}).expect("its numbers are not looked at");
+    let prompt = Prompt::Tokens(vec![1, 2, 3]);
+    let error = engine.generate(&prompt, &params(""), |_| ControlFlow::Continue(())).expect_err("no number");
+    assert!(matches!(error, GenerateError::NoLogits(_)), "{error}");
+    assert!(error.to_string().contains("token 3"), "{error}");
+}

@@ -1,6 +1,6 @@
 //! The CPU as a device: models loaded through the engine, stepped on the device's thread.
 
-use super::port::{Description, Device, Generate, LoadProgress, Loaded};
+use super::port::{Description, Device, Generate, LoadProgress, Loaded, is_last};
 use super::text::EngineText;
 use crate::config::{KvFormatName, ModelSettings};
 use crate::scheduler::plan::{JobNumber, ModelName, RowOutcome, StepOutcome, StepPlan};
@@ -96,7 +96,7 @@ impl Device for CpuDevice {
                 wanted += 1;
                 generation.accept(logits.row_mut(wanted - 1))
             });
-            if accepted.as_ref().is_some_and(|accepted| accepted.finish.is_some()) {
+            if accepted.as_ref().is_some_and(is_last) {
                 self.generations.remove(&row.job);
             }
             outcome.push(RowOutcome { job: row.job, accepted });

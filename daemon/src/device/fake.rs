@@ -105,7 +105,7 @@ impl Device for FakeDevice {
                 let (_, generation) = self.generations.get_mut(&row.job).expect("a row's job has begun");
                 generation.accept(&mut logits)
             });
-            if accepted.as_ref().is_some_and(|accepted| accepted.finish.is_some()) {
+            if accepted.as_ref().is_some_and(is_last) {
                 self.generations.remove(&row.job);
             }
             rows.push(RowOutcome { job: row.job, accepted });
@@ -159,10 +159,10 @@ struct FakeGeneration {
 }
 
 impl Generate for FakeGeneration {
-    fn accept(&mut self, logits: &mut [f32]) -> Accepted {
+    fn accept(&mut self, logits: &mut [f32]) -> Result<Accepted, String> {
         self.left -= 1;
         let token = logits[0] as u32;
         let finish = (self.left == 0).then_some(FinishReason::Length);
-        Accepted { token, text: (token as u8 as char).to_string(), held: String::new(), finish }
+        Ok(Accepted { token, text: (token as u8 as char).to_string(), held: String::new(), finish })
     }
 }

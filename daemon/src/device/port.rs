@@ -31,7 +31,7 @@ pub(crate) trait Device: Send {
     /// Drops a sequence's sampler.
     fn forget(&mut self, job: JobNumber);
 
-    /// Computes one batch and samples where asked for. A sequence that finishes is forgotten.
+    /// Computes one batch and samples where asked for. A sequence that finishes or fails is forgotten.
     ///
     /// # Errors
     /// A fault of the device: nothing on it can be believed any more.
@@ -64,7 +64,15 @@ pub(crate) trait TextModel: Send + Sync {
 /// One sequence's sampler, detokenizer and stop strings.
 pub(crate) trait Generate: Send {
     /// Samples the next token from the logits after the last one.
-    fn accept(&mut self, logits: &mut [f32]) -> Accepted;
+    ///
+    /// # Errors
+    /// Why there is none to sample; the sequence is over.
+    fn accept(&mut self, logits: &mut [f32]) -> Result<Accepted, String>;
+}
+
+/// Whether nothing comes after this token.
+pub(crate) fn is_last(accepted: &Result<Accepted, String>) -> bool {
+    accepted.as_ref().map_or(true, |accepted| accepted.finish.is_some())
 }
 
 /// What a model says of itself.

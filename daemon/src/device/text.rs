@@ -55,15 +55,16 @@ impl TextModel for EngineText {
 }
 
 impl Generate for Generation {
-    fn accept(&mut self, logits: &mut [f32]) -> Accepted {
-        let zllm_engine::Accepted { token, text, finish } = Generation::accept(self, logits);
+    fn accept(&mut self, logits: &mut [f32]) -> Result<Accepted, String> {
+        let accepted = Generation::accept(self, logits).map_err(|error| error.to_string())?;
+        let zllm_engine::Accepted { token, text, finish } = accepted;
         let finish = finish.map(|finish| match finish {
             zllm_engine::FinishReason::Stop => zllm_wire::FinishReason::Stop,
             zllm_engine::FinishReason::Length => zllm_wire::FinishReason::Length,
             zllm_engine::FinishReason::Cancelled => zllm_wire::FinishReason::Cancelled,
         });
         let held = if finish.is_some() { String::new() } else { self.held().to_owned() };
-        Accepted { token, text, held, finish }
+        Ok(Accepted { token, text, held, finish })
     }
 }
 

@@ -315,7 +315,7 @@ impl Core {
         }
     }
 
-    fn row_done(&mut self, row: PlanRow, accepted: Option<Accepted>, now: Uptime) {
+    fn row_done(&mut self, row: PlanRow, accepted: Option<Result<Accepted, String>>, now: Uptime) {
         let id = row.job;
         let job = self.jobs.get_mut(&id).expect("a job in a step is kept until the step ends");
         let Phase::Running(running) = &mut job.phase else { unreachable!("a job in a step runs") };
@@ -328,7 +328,12 @@ impl Core {
             self.actions.push(Action::Commit { model, lease, tokens });
         }
         let mut ending = None;
-        if let Some(accepted) = accepted {
+        // A sequence that finished or failed is forgotten by the device.
+        job.device_knows = true;
+        if let Some(Err(message)) = accepted {
+            job.device_knows = false;
+            ending = Some(Ending::Failed(message));
+        } else if let Some(Ok(accepted)) = accepted {
             self.actions.push(Action::Token { job: id });
             self.actions.push(Action::Measure(Measure::Generated));
             self.actions.push(Action::Measure(running.note_token(accepted.token, now, job.arrived_at)));
@@ -338,14 +343,12 @@ impl Core {
                 self.actions.push(Action::Event { job: id, event });
             }
             let full = running.generated == job.max_tokens;
-            ending = accepted.finish.or(full.then_some(FinishReason::Length));
+            ending = accepted.finish.or(full.then_some(FinishReason::Length)).map(Ending::Finished);
             job.device_knows = accepted.finish.is_none();
-        } else {
-            job.device_knows = true;
         }
-        let cancelled = job.cancelled.then_some(FinishReason::Cancelled);
-        if let Some(reason) = ending.or(cancelled) {
-            self.end(id, Ending::Finished(reason), now);
+        let cancelled = job.cancelled.then_some(Ending::Finished(FinishReason::Cancelled));
+        if let Some(ending) = ending.or(cancelled) {
+            self.end(id, ending, now);
         }
     }
 

@@ -41,8 +41,8 @@ pub(crate) struct StepOutcome {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RowOutcome {
     pub(crate) job: JobNumber,
-    /// The next token, where one was asked for.
-    pub(crate) accepted: Option<Accepted>,
+    /// The next token, where one was asked for, or why the model gave none.
+    pub(crate) accepted: Option<Result<Accepted, String>>,
 }
 
 /// A sampled token.

@@ -207,7 +207,7 @@ impl Simulation {
                     [at % BLOCK_TOKENS] = *token;
             }
             self.known.insert(row.job);
-            let accepted = row.samples.then(|| self.sample(&plan.model, row));
+            let accepted = row.samples.then(|| Ok(self.sample(&plan.model, row)));
             rows.push(RowOutcome { job: row.job, accepted });
         }
         self.input(Input::StepDone(StepOutcome { rows }));

@@ -62,12 +62,8 @@ fn done(core: &mut Core, tokens: &[(u64, Option<u32>)]) -> Vec<Action> {
         .iter()
         .map(|&(id, token)| RowOutcome {
             job: JobNumber(id),
-            accepted: token.map(|token| Accepted {
-                token,
-                text: "x".into(),
-                held: String::new(),
-                finish: None,
-            }),
+            accepted: token
+                .map(|token| Ok(Accepted { token, text: "x".into(), held: String::new(), finish: None })),
         })
         .collect();
     core.step(Input::StepDone(StepOutcome { rows }), Duration::ZERO)
@@ -163,16 +159,33 @@ fn a_cancel_waits_for_the_step_it_is_in_and_for_nothing_else() {
 }
 
 #[test]
+fn a_sequence_that_gives_no_token_fails_alone_and_gives_its_blocks_back() {
+    let mut core = core();
+    core.step(job(1, 3, 9), Duration::ZERO);
+    grant(&mut core, 1, &[0]);
+    let row = RowOutcome { job: JobNumber(1), accepted: Some(Err("no number".into())) };
+    let actions = core.step(Input::StepDone(StepOutcome { rows: vec![row] }), Duration::ZERO);
+    let failed = |action: &Action| matches!(action, Action::Event { event: Event::Failed { message }, .. } if message == "no number");
+    assert!(actions.iter().any(failed), "{actions:?}");
+    assert!(actions.iter().any(|action| matches!(action, Action::Release { job: JobNumber(1), .. })));
+    assert!(
+        !actions.iter().any(|action| matches!(action, Action::Forget { .. })),
+        "the device has forgotten it"
+    );
+    assert!(core.is_idle());
+}
+
+#[test]
 fn text_that_is_held_back_comes_before_the_cancelled_end() {
     let mut core = core();
     core.step(job(1, 3, 9), Duration::ZERO);
     grant(&mut core, 1, &[0]);
     let accepted = Accepted { token: 7, text: String::new(), held: "<en".into(), finish: None };
-    let row = RowOutcome { job: JobNumber(1), accepted: Some(accepted) };
+    let row = RowOutcome { job: JobNumber(1), accepted: Some(Ok(accepted)) };
     core.step(Input::StepDone(StepOutcome { rows: vec![row] }), Duration::ZERO);
     core.step(Input::Cancel(JobNumber(1)), Duration::ZERO);
     let accepted = Accepted { token: 8, text: String::new(), held: "<end".into(), finish: None };
-    let row = RowOutcome { job: JobNumber(1), accepted: Some(accepted) };
+    let row = RowOutcome { job: JobNumber(1), accepted: Some(Ok(accepted)) };
     let actions = core.step(Input::StepDone(StepOutcome { rows: vec![row] }), Duration::ZERO);
     let events: Vec<_> = actions
         .iter()
