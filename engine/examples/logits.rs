@@ -123,6 +123,9 @@ impl Source {
         if options.oracle {
             let file = GgufFile::open(&options.model)?;
             let spec = ModelSpec::read(&file)?;
+            if let Some(id) = options.ids.iter().find(|id| **id as usize >= spec.vocab_size) {
+                return Err(format!("token {id} is outside the vocabulary of {}", spec.vocab_size).into());
+            }
             return Ok(Self::Oracle(Box::new(Oracle::load(&file, spec, options.load.threads)?)));
         }
         let model = LoadedModel::load(&options.model, &options.load, &mut |_| {})?;
