@@ -3,7 +3,7 @@
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use std::path::PathBuf;
 use zllm_wire::paths::SOCKET_ENV;
-use zllm_wire::{GenerationParams, JobId, SamplingParams, SessionId, limits};
+use zllm_wire::{GenerationParams, JobId, LogitBias, SamplingParams, SessionId, limits};
 
 const AFTER_HELP: &str = "\
 Results go to stdout, everything else to stderr.
@@ -189,6 +189,21 @@ pub(crate) struct SamplingArgs {
     /// Choose among tokens at least P times as likely as the likeliest [default: 0.05]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     min_p: Option<f32>,
+    /// Divide the logits of tokens that were just there by X; 1 does nothing [default: 1]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    repeat_penalty: Option<f32>,
+    /// Subtract X from a token's logit for every time it was just there [default: 0]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    frequency_penalty: Option<f32>,
+    /// Subtract X once from the logit of a token that was just there [default: 0]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    presence_penalty: Option<f32>,
+    /// How many of the latest tokens the three penalties look at [default: 64]
+    #[arg(long, value_name = "N")]
+    penalty_window: Option<u32>,
+    /// Add BIAS to the logit of token ID; may be repeated
+    #[arg(long, value_name = "ID:BIAS", value_parser = logit_bias, allow_hyphen_values = true)]
+    logit_bias: Vec<LogitBias>,
     /// The same seed gives the same answer, another one another [default: 0]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
@@ -198,6 +213,16 @@ pub(crate) struct SamplingArgs {
     /// End the answer before this text; may be repeated
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
+    /// Go on over the tokens that end an answer
+    #[arg(long)]
+    ignore_eos: bool,
+}
+
+fn logit_bias(text: &str) -> Result<LogitBias, String> {
+    let parsed = text.split_once(':').and_then(|(token, bias)| {
+        Some(LogitBias { token: token.trim().parse().ok()?, bias: bias.trim().parse().ok()? })
+    });
+    parsed.ok_or_else(|| format!("{text:?} is not ID:BIAS, such as 42:-1.5"))
 }
 
 impl SamplingArgs {
@@ -210,18 +235,26 @@ impl SamplingArgs {
                 limits::MAX_STOP_STRINGS
             ));
         }
+        if self.logit_bias.len() > limits::MAX_LOGIT_BIASES {
+            let (found, most) = (self.logit_bias.len(), limits::MAX_LOGIT_BIASES);
+            return Err(format!("--logit-bias was given {found} times; at most {most}"));
+        }
         Ok(GenerationParams {
             sampling: SamplingParams {
                 temperature: self.temperature,
                 top_k: self.top_k,
                 top_p: self.top_p,
                 min_p: self.min_p,
+                repeat_penalty: self.repeat_penalty,
+                frequency_penalty: self.frequency_penalty,
+                presence_penalty: self.presence_penalty,
+                penalty_window_tokens: self.penalty_window,
+                logit_bias: self.logit_bias.clone(),
                 seed: self.seed,
-                ..SamplingParams::default()
             },
             max_tokens: self.max_tokens,
             stop: self.stop.clone(),
-            ignore_eos: false,
+            ignore_eos: self.ignore_eos,
         })
     }
 }

@@ -53,12 +53,16 @@ fn run_streams_an_answer() {
                     top_k: Some(40),
                     top_p: Some(0.75),
                     min_p: Some(0.25),
+                    repeat_penalty: Some(1.25),
+                    frequency_penalty: Some(-0.5),
+                    presence_penalty: Some(0.5),
+                    penalty_window_tokens: Some(32),
+                    logit_bias: vec![LogitBias { token: 5, bias: -1.5 }, LogitBias { token: 6, bias: 2.0 }],
                     seed: Some(7),
-                    ..SamplingParams::default()
                 },
                 max_tokens: Some(99),
                 stop: vec!["a".into(), "b".into()],
-                ignore_eos: false,
+                ignore_eos: true,
             };
             let session = Some(SessionId::new("s").unwrap());
             let wanted = Submit {
@@ -73,8 +77,9 @@ fn run_streams_an_answer() {
             assert_eq!(submit, wanted);
         })
     });
-    let options =
-        "--temperature 0.5 --top-k 40 --top-p 0.75 --min-p 0.25 --seed 7 --max-tokens 99 --stop a --stop b";
+    let options = "--temperature 0.5 --top-k 40 --top-p 0.75 --min-p 0.25 --seed 7 --max-tokens 99 --stop a --stop b \
+                   --repeat-penalty 1.25 --frequency-penalty -0.5 --presence-penalty 0.5 --penalty-window 32 \
+                   --logit-bias 5:-1.5 --logit-bias 6:2 --ignore-eos";
     let mut args = vec!["run", "m", "hi", "--session", "s", "--system", "be \"short\""];
     args.extend(options.split(' '));
     let ran = daemon.run(&args);

@@ -49,7 +49,7 @@ pub struct SamplingParams {
 pub struct LogitBias {
     /// The token's id.
     pub token: u32,
-    /// Added to its logit; negative infinity bans it.
+    /// Added to its logit, -1000 to 1000; -1000 bans it for any sensible model.
     pub bias: f32,
 }
 
