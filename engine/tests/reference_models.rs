@@ -79,7 +79,7 @@ fn oracle_log_probabilities_and_greedy_tokens_equal_the_reference() {
                 assert_eq!(greedy, prompt.greedy, "{rows}: greedy tokens");
             }
             println!(
-                "{rows}: {compared} log probabilities, worst difference {worst:.2e} (allowed {allowed:.0e})"
+                "{rows}: {compared} log probabilities, worst difference {worst:.2e} (allowed {allowed:.1e})"
             );
             assert!(compared > 500 && worst <= *allowed, "{rows}: {worst} off");
         }
