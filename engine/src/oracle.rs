@@ -126,7 +126,7 @@ impl Oracle {
         let mut gated = self.linear(gate, rows);
         for (gate, up) in gated.iter_mut().zip(self.linear(up, rows)) {
             for (g, u) in gate.iter_mut().zip(up) {
-                *g = activate(*activation, *g) * u;
+                *g = activate(*activation, *g, u);
             }
         }
         self.linear(down, &gated)
@@ -209,7 +209,7 @@ fn turn(head: &mut [f32], position: usize, rope: &Rope) {
         let frequency = f64::from(rope.base).powf(-2.0 * i as f64 / rope.rotary_dim as f64)
             / rope.factors.get(i).map_or(1.0, |f| f64::from(*f));
         let (sin, cos) = (position as f64 * f64::from(rope.scale) * frequency).sin_cos();
-        let (sin, cos) = (sin as f32, cos as f32);
+        let (sin, cos) = (sin as f32 * rope.magnitude, cos as f32 * rope.magnitude);
         let (first, second) = match rope.style {
             RopeStyle::Neox => (i, i + pairs),
             RopeStyle::Interleaved => (2 * i, 2 * i + 1),
@@ -220,12 +220,16 @@ fn turn(head: &mut [f32], position: usize, rope: &Rope) {
     }
 }
 
-fn activate(activation: Activation, x: f32) -> f32 {
+fn activate(activation: Activation, gate: f32, up: f32) -> f32 {
     match activation {
-        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::Silu => gate / (1.0 + (-gate).exp()) * up,
         Activation::GeluTanh => {
-            let inner = (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
-            0.5 * x * (1.0 + inner.tanh())
+            let inner = (2.0 / std::f32::consts::PI).sqrt() * (gate + 0.044_715 * gate * gate * gate);
+            0.5 * gate * (1.0 + inner.tanh()) * up
+        }
+        Activation::ClampedSwiglu { alpha, limit } => {
+            let (gate, up) = (if gate > limit { limit } else { gate }, up.clamp(-limit, limit));
+            gate / (1.0 + (-alpha * gate).exp()) * (up + 1.0)
         }
     }
 }

@@ -277,7 +277,7 @@ impl<B: Backend> Runtime<B> {
                 backend.rope(tensor, a.key_dim, positions, a.rope);
             }
             backend.append(kv, index, spans, &set.keys, &set.values);
-            backend.attend(kv, index, spans, a.shape, &set.queries, &mut set.mixed);
+            backend.attend(kv, index, spans, a.shape, None, &set.queries, &mut set.mixed);
             a.output.apply(backend, &set.mixed, rows, output);
             add_residual(backend, layer.mixer_post_norm.as_ref(), output, normed, rows, hidden);
 

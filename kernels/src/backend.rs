@@ -8,7 +8,11 @@
 //! Invariant: a row of an output depends on that row of the inputs (and, for attention, on its own sequence) alone, to
 //! the bit: never on how many rows are beside it, on the thread count or on the instruction set.
 
+mod experts;
+
 use std::ops::Range;
+
+pub use experts::{Experts, MAX_EXPERTS, RoutedProduct, Routing, RoutingScores, SMALLEST_WEIGHT_SUM};
 
 use crate::blocks::BlockFormat;
 
@@ -141,7 +145,8 @@ pub enum RopeStyle {
     Interleaved,
 }
 
-/// Rotary embedding: pair `i` at position `p` turns by `p * scale * base^(-2i / rotary_dim) / factors[i]`.
+/// Rotary embedding: pair `i` at position `p` turns by `p * scale * base^(-2i / rotary_dim) / factors[i]`, and is then
+/// multiplied by `magnitude`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
     /// Which dimensions form a pair.
@@ -154,19 +159,29 @@ pub struct Rope {
     pub scale: f32,
     /// Divisor of each pair's frequency; empty for none.
     pub factors: Vec<f32>,
+    /// Factor on every turned value (yarn, longrope); 1 for plain rope.
+    pub magnitude: f32,
 }
 
 /// A rotary embedding that a backend has prepared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RopeId(pub(crate) usize);
 
-/// What the gate goes through in a gated feed-forward network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How a gated feed-forward network brings gate `g` and up `u` together.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
-    /// `x / (1 + e^-x)`
+    /// `g / (1 + e^-g) * u`
     Silu,
-    /// `x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))`: the tanh approximation of GELU.
+    /// `g/2 * (1 + tanh(sqrt(2/pi) * (g + 0.044715 g^3))) * u`: the tanh approximation of GELU.
     GeluTanh,
+    /// `g' / (1 + e^(-alpha g')) * (u' + 1)` with `g' = min(g, limit)` and `u'` clamped to `-limit..limit`: gpt-oss (ggml's
+    /// `swiglu_oai`).
+    ClampedSwiglu {
+        /// Steepness of the sigmoid.
+        alpha: f32,
+        /// Bound of gate and up.
+        limit: f32,
+    },
 }
 
 /// Element-wise and row-wise operations.
@@ -181,7 +196,7 @@ pub trait Pointwise: Memory {
         output: &mut Self::Tensor,
     );
 
-    /// The same in place over each run of `head_dim` values (q and k norms).
+    /// The same in place over each run of `head_dim` values (q and k norms); `head_dim` may be the whole row.
     fn rms_norm_heads(
         &mut self,
         tensor: &mut Self::Tensor,
@@ -197,7 +212,7 @@ pub trait Pointwise: Memory {
     /// Turns every head of every row; `positions` has one position a row.
     fn rope(&mut self, tensor: &mut Self::Tensor, head_dim: usize, positions: &[usize], rope: RopeId);
 
-    /// `gate = activation(gate) * up`.
+    /// `gate = activation(gate, up)`, element by element.
     fn gate(&mut self, gate: &mut Self::Tensor, up: &Self::Tensor, rows: usize, activation: Activation);
 
     /// `target += source`.
@@ -205,6 +220,12 @@ pub trait Pointwise: Memory {
 
     /// Adds the vector `bias` to every row.
     fn add_bias(&mut self, target: &mut Self::Tensor, rows: usize, bias: &Self::Tensor);
+
+    /// `target *= factor`.
+    fn scale(&mut self, target: &mut Self::Tensor, rows: usize, factor: f32);
+
+    /// `target[r] *= 1 / (1 + e^-gate[r])`: one gate a row, `gate` has one column.
+    fn gate_rows(&mut self, target: &mut Self::Tensor, rows: usize, gate: &Self::Tensor);
 
     /// `target = cap * tanh(target / cap)`.
     fn soft_cap(&mut self, target: &mut Self::Tensor, rows: usize, cap: f32);
@@ -314,13 +335,16 @@ pub trait Attention: Memory {
         values: &Self::Tensor,
     );
 
-    /// Causal attention of every row over its own sequence: a row at position `p` sees keys up to and with `p`.
+    /// Causal attention of every row over its own sequence: a row at position `p` sees keys up to and with `p`. `sinks`
+    /// (one row) has a logit for each head, which takes part in the head's softmax without a value.
+    #[allow(clippy::too_many_arguments, reason = "what is the model's is in `shape`, the rest are tensors")]
     fn attend(
         &mut self,
         kv: &Self::Kv,
         layer: usize,
         spans: &[Span<'_>],
         shape: AttentionShape,
+        sinks: Option<&Self::Tensor>,
         queries: &Self::Tensor,
         output: &mut Self::Tensor,
     );
@@ -330,8 +354,8 @@ pub trait Attention: Memory {
 }
 
 /// A device that can run every model algorithm of the engine.
-pub trait Backend: Linear + Pointwise + Attention + Send {}
-impl<T: Linear + Pointwise + Attention + Send> Backend for T {}
+pub trait Backend: Linear + Pointwise + Attention + Experts + Send {}
+impl<T: Linear + Pointwise + Attention + Experts + Send> Backend for T {}
 
 #[cfg(test)]
 mod tests {

@@ -1,8 +1,9 @@
-//! The CPU backend: thread pool, instruction sets, packed products, attention over paged KV.
+//! The CPU backend: thread pool, instruction sets, packed products, attention over paged KV, expert routing.
 
 pub mod attention;
 mod backend;
 pub mod buffer;
+pub mod experts;
 pub mod isa;
 pub mod kv;
 pub(crate) mod math;

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use zllm_kernels::{backend::Activation, blocks::decode_row};
+use zllm_kernels::blocks::decode_row;
 
 use super::{Ffn, LinearSpec, Mixer, ModelSpec, NormSpec, SpecError, read::ROPE_FACTORS};
 use crate::gguf::GgufFile;
@@ -20,7 +20,7 @@ pub(super) fn check(spec: &ModelSpec, file: &GgufFile) -> Result<(), SpecError> 
         }
         norm(file, &layer.ffn_norm)?;
         match &layer.ffn {
-            Ffn::Gated { gate, up, down, activation: Activation::Silu | Activation::GeluTanh } => {
+            Ffn::Gated { gate, up, down, .. } => {
                 [gate, up, down].into_iter().try_for_each(|l| linear(file, l))?;
             }
         }

@@ -189,7 +189,14 @@ impl<'f> Reader<'f> {
             other => return Err(self.bad("rope.scaling.type", other, "none and linear are supported")),
         };
         let base = self.positive("rope.freq_base")?.unwrap_or(10_000.0);
-        Ok(Rope { style, rotary_dim: d.rotary_dim, base, scale, factors: self.rope_factors(d)? })
+        Ok(Rope {
+            style,
+            rotary_dim: d.rotary_dim,
+            base,
+            scale,
+            factors: self.rope_factors(d)?,
+            magnitude: 1.0,
+        })
     }
 
     /// [`ROPE_FACTORS`], one divisor a pair; empty when the file has none.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::{
     attention::{self, AttendArgs, AttendScratch},
     buffer::AlignedBuffer,
+    experts::{self, Routes},
     isa::Isa,
     kv::{KvArena, KvLayout},
     matmul::{self, PackError, PackedWeight, RowsScratch, Term},
@@ -12,8 +13,8 @@ use super::{
     pool::Pool,
 };
 use crate::backend::{
-    Activation, Attention, AttentionShape, DeviceError, KvFormat, KvLayer, Linear, Memory, Pointwise,
-    Product, Rope, RopeId, Span, WeightSource,
+    Activation, Attention, AttentionShape, DeviceError, Experts, KvFormat, KvLayer, Linear, Memory,
+    Pointwise, Product, Rope, RopeId, RoutedProduct, Routing, Span, WeightSource,
 };
 
 /// A row-major matrix of f32 in host memory.
@@ -182,7 +183,8 @@ impl Pointwise for CpuBackend {
         RopeId(self.ropes.iter().position(|(known, _)| known == rope).unwrap_or_else(|| {
             let factors = (!rope.factors.is_empty()).then_some(rope.factors.as_slice());
             let (base, scale) = (f64::from(rope.base), f64::from(rope.scale));
-            self.ropes.push((rope.clone(), RopeTables::new(rope.rotary_dim, base, scale, factors, 1.0)));
+            let tables = RopeTables::new(rope.rotary_dim, base, scale, factors, rope.magnitude);
+            self.ropes.push((rope.clone(), tables));
             self.ropes.len() - 1
         }))
     }
@@ -205,6 +207,15 @@ impl Pointwise for CpuBackend {
     fn add_bias(&mut self, target: &mut Tensor, rows: usize, bias: &Tensor) {
         assert_eq!(target.cols, bias.cols, "a bias has the rows' width");
         ops::add_bias(&self.pool, self.isa, target.rows_mut(rows), bias.rows(1));
+    }
+
+    fn scale(&mut self, target: &mut Tensor, rows: usize, factor: f32) {
+        ops::scale(&self.pool, self.isa, target.rows_mut(rows), factor);
+    }
+
+    fn gate_rows(&mut self, target: &mut Tensor, rows: usize, gate: &Tensor) {
+        assert_eq!(gate.cols, 1, "one gate a row");
+        ops::gate_rows(&self.pool, self.isa, target.rows_mut(rows), gate.rows(rows));
     }
 
     fn soft_cap(&mut self, target: &mut Tensor, rows: usize, cap: f32) {
@@ -234,6 +245,7 @@ impl Attention for CpuBackend {
         layer: usize,
         spans: &[Span<'_>],
         shape: AttentionShape,
+        sinks: Option<&Tensor>,
         queries: &Tensor,
         output: &mut Tensor,
     ) {
@@ -246,7 +258,7 @@ impl Attention for CpuBackend {
             scale: shape.scale,
             window: shape.window,
             softcap: shape.soft_cap,
-            sinks: None,
+            sinks: sinks.map(|s| s.rows(1)),
             out: output.rows_mut(rows),
         };
         attention::attend(&self.pool, self.isa, kv, args, &mut self.attend_scratch);
@@ -254,5 +266,64 @@ impl Attention for CpuBackend {
 
     fn copy_block(&mut self, kv: &mut KvArena, from: u32, to: u32) {
         kv.copy_block(from, to);
+    }
+}
+
+impl Experts for CpuBackend {
+    type Routes = Routes;
+
+    fn routes(&mut self, rows: usize, used: usize) -> Result<Routes, DeviceError> {
+        Routes::try_new(rows, used).ok_or(DeviceError::OutOfMemory {
+            what: "the routes of experts",
+            bytes: Routes::bytes(rows, used),
+            backend: super::NAME,
+        })
+    }
+
+    fn route(
+        &mut self,
+        logits: &Tensor,
+        rows: usize,
+        routing: &Routing,
+        bias: Option<&Tensor>,
+        routes: &mut Routes,
+    ) {
+        assert_eq!(logits.cols, routing.experts, "a logit for each expert");
+        experts::route(&self.pool, self.isa, logits.rows(rows), routing, bias.map(|b| b.rows(1)), routes);
+    }
+
+    fn gather_routed(&mut self, input: &Tensor, routes: &Routes, output: &mut Tensor) {
+        assert_eq!(input.cols, output.cols, "gathered rows keep their width");
+        let output = output.rows_mut(routes.pairs());
+        experts::gather(&self.pool, routes, input.cols, input.rows(routes.rows()), output);
+    }
+
+    fn multiply_routed<const N: usize>(
+        &mut self,
+        input: &Tensor,
+        routes: &Routes,
+        products: [RoutedProduct<'_, Self>; N],
+    ) {
+        for RoutedProduct { weights, output } in products {
+            for run in routes.runs() {
+                let (weight, rows) = (&weights[run.expert], run.pairs.len());
+                assert_eq!(output.cols, weight.rows(), "outputs of a product");
+                let input = &input.values[run.pairs.start * input.cols..][..rows * input.cols];
+                let output = &mut output.values[run.pairs.start * output.cols..][..rows * output.cols];
+                let mut terms = [Term { weight, output }];
+                matmul::multiply(&self.pool, self.isa, input, rows, &mut terms, &mut self.rows_scratch);
+            }
+        }
+    }
+
+    fn add_routed_bias(&mut self, target: &mut Tensor, routes: &Routes, bias: &Tensor) {
+        assert_eq!(target.cols, bias.cols, "a bias has the rows' width");
+        experts::add_bias(&self.pool, self.isa, routes, target.rows_mut(routes.pairs()), &bias.values);
+    }
+
+    fn combine_routed(&mut self, input: &Tensor, routes: &Routes, output: &mut Tensor) {
+        assert_eq!(input.cols, output.cols, "combined rows keep their width");
+        let input = input.rows(routes.pairs());
+        experts::combine(&self.pool, self.isa, routes, output.cols, input, output.rows_mut(routes.rows()));
     }
 }

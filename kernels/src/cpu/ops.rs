@@ -57,19 +57,20 @@ fn by_rows<O: RowOp>(pool: &Pool, isa: Isa, x: &mut [f32], cols: usize, op: &O) 
 
 /// The elements, then zeros.
 #[inline(always)]
-fn padded(x: &[f32]) -> [f32; LANES] {
+pub(super) fn padded(x: &[f32]) -> [f32; LANES] {
     let mut lanes = [0.0; LANES];
     lanes[..x.len()].copy_from_slice(x);
     lanes
 }
 
 /// `x = f(x, y)`, element by element.
-trait Map: Sync {
+pub(super) trait Map: Sync {
     fn map<S: Simd>(&self, s: S, x: S::F, y: S::F) -> S::F;
 }
 
+/// Applies `op` to all of `x`, which is as long as `y`.
 #[inline(always)]
-fn map<S: Simd, M: Map>(s: S, op: &M, x: &mut [f32], y: &[f32]) {
+pub(super) fn map<S: Simd, M: Map>(s: S, op: &M, x: &mut [f32], y: &[f32]) {
     let (x, x_rest) = x.as_chunks_mut::<LANES>();
     let (y, y_rest) = y.as_chunks::<LANES>();
     for (x, y) in x.iter_mut().zip(y) {
@@ -198,7 +199,25 @@ impl Map for Gate<GeluTanh> {
     }
 }
 
-/// `gate = activation(gate) * up`, element by element.
+/// A gate of at most `limit`, an up within it, one more than the up.
+struct ClampedSwiglu {
+    alpha: f32,
+    limit: f32,
+}
+
+impl Map for Gate<ClampedSwiglu> {
+    #[inline(always)]
+    fn map<S: Simd>(&self, s: S, gate: S::F, up: S::F) -> S::F {
+        let ClampedSwiglu { alpha, limit } = self.0;
+        // The bounds come first: min and max keep a NaN of their second operand.
+        let gate = s.min(s.splat(limit), gate);
+        let up = s.max(s.splat(-limit), s.min(s.splat(limit), up));
+        let below = s.add(s.splat(1.0), exp(s, s.mul(s.splat(-alpha), gate)));
+        s.mul(s.div(gate, below), s.add(up, s.splat(1.0)))
+    }
+}
+
+/// `gate = activation(gate, up)`, element by element.
 ///
 /// # Panics
 /// When the lengths differ.
@@ -207,7 +226,48 @@ pub fn gated(pool: &Pool, isa: Isa, gate: &mut [f32], up: &[f32], activation: Ac
     match activation {
         Activation::Silu => by_rows(pool, isa, gate, 1, &WithTensor(Gate(Silu), up)),
         Activation::GeluTanh => by_rows(pool, isa, gate, 1, &WithTensor(Gate(GeluTanh), up)),
+        Activation::ClampedSwiglu { alpha, limit } => {
+            by_rows(pool, isa, gate, 1, &WithTensor(Gate(ClampedSwiglu { alpha, limit }), up));
+        }
     }
+}
+
+/// A gate for each row.
+struct RowGates<'a> {
+    cols: usize,
+    gates: &'a [f32],
+}
+
+impl RowOp for RowGates<'_> {
+    #[inline(always)]
+    fn apply<S: Simd>(&self, s: S, first_row: usize, x: &mut [f32]) {
+        for (row, &gate) in x.chunks_exact_mut(self.cols).zip(&self.gates[first_row..]) {
+            let mut lanes = [0.0; LANES];
+            s.store(sigmoid(s, s.splat(gate)), &mut lanes);
+            Alone(Times(lanes[0])).apply(s, 0, row);
+        }
+    }
+}
+
+/// `1 / (1 + e^-x)`
+#[inline(always)]
+pub(super) fn sigmoid<S: Simd>(s: S, x: S::F) -> S::F {
+    let one = s.splat(1.0);
+    s.div(one, s.add(one, exp(s, s.sub(s.splat(0.0), x))))
+}
+
+/// `x[row] *= 1 / (1 + e^-gates[row])`, for as many rows as there are gates.
+///
+/// # Panics
+/// When `x` is not that many rows.
+pub fn gate_rows(pool: &Pool, isa: Isa, x: &mut [f32], gates: &[f32]) {
+    if gates.is_empty() {
+        assert!(x.is_empty(), "a gate for each row");
+        return;
+    }
+    let cols = x.len() / gates.len();
+    assert_eq!(x.len(), gates.len() * cols, "a gate for each row");
+    by_rows(pool, isa, x, cols, &RowGates { cols, gates });
 }
 
 struct RmsNorm<'a> {
