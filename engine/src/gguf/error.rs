@@ -123,7 +123,7 @@ pub enum GgufErrorKind {
     #[error("the tensor `{name}` is missing")]
     MissingTensor { name: String },
     #[error(
-        "tensor `{name}` is packed as {format}, which cannot be decoded yet; use a file with one of: {known}"
+        "tensor `{name}` is packed as {format}, which cannot be decoded; use a file with one of: {known}"
     )]
     UndecodableFormat { name: String, format: &'static str, known: String },
 }

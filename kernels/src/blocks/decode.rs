@@ -1,13 +1,13 @@
 //! Scalar decoding of blocks to f32: the definition of each format, written for reading.
 //!
 //! A quantised format is codes and scales: weight `i` of a block is `scale * (code[i] - offset)`, plus a minimum where the
-//! format has one. Codes are unsigned here, so that a format differs only in how many bits it has and where they lie. The
-//! products are exact in f32 (an f16 times at most 8 + 5 bits), so each weight is rounded at most once and the order of the
-//! factors cannot matter. Any bytes decode to something: no content panics.
+//! format has one. Codes are unsigned bytes here, so that a format differs only in where they come from. The products are
+//! exact in f32 (an f16 times at most 13 bits), so each weight is rounded at most once and the order of the factors cannot
+//! matter. Any bytes decode to something: no content panics.
 //!
 //! Source of the layouts: `ggml-common.h` and `ggml-quants.c` of ggml (facts only).
 
-use super::BlockFormat;
+use super::{BlockFormat, fp4, iq, k_quants, legacy, ternary};
 use half::{bf16, f16};
 
 /// Weights of the largest block.
@@ -65,25 +65,30 @@ impl BlockFormat {
         !matches!(self, Self::F32 | Self::F16 | Self::BF16)
     }
 
-    /// What is subtracted from a code.
+    /// What is subtracted from a code: 128 where codes are signed bytes with the highest bit turned.
     pub(crate) const fn code_offset(self) -> i32 {
         match self {
+            Self::Q4_1 | Self::Q5_1 | Self::Q2_K | Self::Q4_K | Self::Q5_K => 0,
             Self::Q4_0 => 8,
             Self::Q5_0 => 16,
             Self::Q6_K => 32,
-            Self::Q8_0 => 128,
-            _ => 0,
+            _ => 128,
         }
     }
 
     /// Whether each scale has a minimum beside it.
     pub(crate) const fn has_minimum(self) -> bool {
-        matches!(self, Self::Q4_1 | Self::Q5_1 | Self::Q4_K | Self::Q5_K)
+        matches!(self, Self::Q4_1 | Self::Q5_1 | Self::Q2_K | Self::Q4_K | Self::Q5_K)
     }
 
-    /// Weights that share a scale.
+    /// Weights that share a scale: 16, or 32 where no fewer do.
     pub(crate) const fn scale_span(self) -> usize {
-        if matches!(self, Self::Q6_K) { 16 } else { 32 }
+        match self {
+            Self::Q2_K | Self::Q3_K | Self::Q6_K | Self::IQ1_M | Self::IQ2_XS | Self::IQ2_S | Self::NVFP4 => {
+                16
+            }
+            _ => 32,
+        }
     }
 }
 
@@ -96,6 +101,11 @@ pub(crate) struct Scales {
 }
 
 impl Scales {
+    #[inline(always)]
+    pub(super) fn without_minimum(scale: f32) -> Self {
+        Self { scale, minimum: 0.0 }
+    }
+
     /// Weights from codes.
     #[inline(always)]
     pub(crate) fn apply(self, format: BlockFormat, codes: &[u8], out: &mut [f32]) {
@@ -108,42 +118,53 @@ impl Scales {
 }
 
 /// The scales of part `sub` of a block (parts hold `scale_span` weights each).
-pub(crate) fn scales(format: BlockFormat, block: &[u8], sub: usize) -> Scales {
-    let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
-    match format {
-        BlockFormat::Q4_1 | BlockFormat::Q5_1 => Scales { scale: half(0), minimum: half(2) },
-        BlockFormat::Q4_K | BlockFormat::Q5_K => {
-            let (scale, minimum) = six_bit_pair(sub, |i| block[4 + i]);
-            Scales { scale: half(0) * f32::from(scale), minimum: -(half(2) * f32::from(minimum)) }
-        }
-        BlockFormat::Q6_K => {
-            Scales { scale: half(208) * f32::from(block[192 + sub].cast_signed()), minimum: 0.0 }
-        }
-        _ => Scales { scale: half(0), minimum: 0.0 },
-    }
-}
-
-/// Scale and minimum `sub` (0..8) of the 12 bytes in which K-quants keep eight 6-bit pairs: the first four pairs in the low
-/// bits of bytes 0-3 and 4-7, the others' low nibbles in bytes 8-11 and their high bits on top of bytes 0-7.
 #[inline(always)]
-pub(crate) fn six_bit_pair(sub: usize, byte: impl Fn(usize) -> u8) -> (u8, u8) {
-    if sub < 4 {
-        (byte(sub) & 63, byte(sub + 4) & 63)
-    } else {
-        let low = byte(sub + 4);
-        (low & 15 | byte(sub - 4) >> 6 << 4, low >> 4 | byte(sub) >> 6 << 4)
+pub(crate) fn scales(format: BlockFormat, block: &[u8], sub: usize) -> Scales {
+    match format {
+        BlockFormat::Q4_1 | BlockFormat::Q5_1 => legacy::scale_and_minimum(block),
+        BlockFormat::Q2_K => k_quants::q2_k_scales(block, sub),
+        BlockFormat::Q3_K => k_quants::q3_k_scales(block, sub),
+        BlockFormat::Q4_K | BlockFormat::Q5_K => k_quants::q4_k_scales(block, sub),
+        BlockFormat::Q6_K => k_quants::q6_k_scales(block, sub),
+        BlockFormat::IQ1_S => iq::iq1_s_scales(block, sub),
+        BlockFormat::IQ1_M => iq::iq1_m_scales(block, sub),
+        BlockFormat::IQ2_XXS => iq::iq2_xxs_scales(block, sub),
+        BlockFormat::IQ2_XS => iq::iq2_xs_scales(block, sub),
+        BlockFormat::IQ2_S => iq::iq2_s_scales(block, sub),
+        BlockFormat::IQ3_XXS => iq::iq3_xxs_scales(block, sub),
+        BlockFormat::IQ3_S => iq::iq3_s_scales(block, sub),
+        BlockFormat::IQ4_XS => fp4::iq4_xs_scales(block, sub),
+        BlockFormat::MXFP4 => fp4::mxfp4_scales(block),
+        BlockFormat::NVFP4 => fp4::nvfp4_scales(block, sub),
+        BlockFormat::TQ1_0 => Scales::without_minimum(half_at(block, 52)),
+        BlockFormat::TQ2_0 => Scales::without_minimum(half_at(block, 64)),
+        BlockFormat::Q1_0
+        | BlockFormat::Q2_0
+        | BlockFormat::Q4_0
+        | BlockFormat::Q5_0
+        | BlockFormat::Q8_0
+        | BlockFormat::IQ4_NL => Scales::without_minimum(half_at(block, 0)),
+        BlockFormat::F32 | BlockFormat::F16 | BlockFormat::BF16 => panic!("{format} has no scales"),
     }
 }
 
-// Where the fields of a block end, so that a wrong offset below does not compile.
-const _: () = assert!(BlockFormat::Q4_0.block_bytes() == 2 + 16);
-const _: () = assert!(BlockFormat::Q4_1.block_bytes() == 2 + 2 + 16);
-const _: () = assert!(BlockFormat::Q5_0.block_bytes() == 2 + 4 + 16);
-const _: () = assert!(BlockFormat::Q5_1.block_bytes() == 2 + 2 + 4 + 16);
-const _: () = assert!(BlockFormat::Q8_0.block_bytes() == 2 + 32);
-const _: () = assert!(BlockFormat::Q4_K.block_bytes() == 2 + 2 + 12 + 128);
-const _: () = assert!(BlockFormat::Q5_K.block_bytes() == 2 + 2 + 12 + 32 + 128);
-const _: () = assert!(BlockFormat::Q6_K.block_bytes() == 128 + 64 + 16 + 2);
+/// The f16 at byte `at`.
+#[inline(always)]
+pub(super) fn half_at(block: &[u8], at: usize) -> f32 {
+    half(u16::from_le_bytes([block[at], block[at + 1]]))
+}
+
+/// An f16 widened without a call or a branch: scales are decoded in the kernels' loops. A signalling NaN stays one.
+#[inline(always)]
+pub(super) fn half(bits: u16) -> f32 {
+    let sign = u32::from(bits & 0x8000) << 16;
+    let magnitude = u32::from(bits & 0x7fff) << 13;
+    // Read as an f32 the number is 2^112 too small (a bias of 127 instead of 15), subnormals included.
+    const SCALE_UP: f32 = f32::from_bits((127 + 112) << 23);
+    let finite = (f32::from_bits(magnitude) * SCALE_UP).to_bits();
+    let infinite_or_nan = magnitude | 0x7f80_0000;
+    f32::from_bits(sign | if bits & 0x7c00 == 0x7c00 { infinite_or_nan } else { finite })
+}
 
 /// The unsigned codes of a block, in weight order.
 ///
@@ -151,72 +172,46 @@ const _: () = assert!(BlockFormat::Q6_K.block_bytes() == 128 + 64 + 16 + 2);
 /// When `block` or `out` is not one block long, or `format` is not quantised.
 #[inline(always)]
 pub(crate) fn unpack_codes(format: BlockFormat, block: &[u8], out: &mut [u8]) {
+    unpack_fields(format, block, out);
+    if let Some(table) = format.code_table() {
+        out.iter_mut().for_each(|field| *field = table[usize::from(*field & 15)]);
+    }
+}
+
+/// As [`unpack_codes`], but nibbles that stand for one of sixteen codes ([`BlockFormat::code_table`]) stay nibbles.
+///
+/// # Panics
+/// As [`unpack_codes`].
+#[inline(always)]
+pub(crate) fn unpack_fields(format: BlockFormat, block: &[u8], out: &mut [u8]) {
     assert_eq!((block.len(), out.len()), (format.block_bytes(), format.block_len()), "one {format} block");
     match format {
-        BlockFormat::Q4_0 => nibbles(&block[2..], out),
-        BlockFormat::Q4_1 => nibbles(&block[4..], out),
-        BlockFormat::Q5_0 => {
-            nibbles(&block[6..], out);
-            fifth_bits([block[2], block[3], block[4], block[5]], out);
-        }
-        BlockFormat::Q5_1 => {
-            nibbles(&block[8..], out);
-            fifth_bits([block[4], block[5], block[6], block[7]], out);
-        }
-        BlockFormat::Q8_0 => out.iter_mut().zip(&block[2..]).for_each(|(code, &b)| *code = b ^ 0x80),
-        BlockFormat::Q4_K => {
-            out.chunks_exact_mut(64).zip(block[16..].chunks_exact(32)).for_each(|(out, b)| nibbles(b, out));
-        }
-        BlockFormat::Q5_K => {
-            out.chunks_exact_mut(64).zip(block[48..].chunks_exact(32)).for_each(|(out, b)| nibbles(b, out));
-            for (sub, out) in out.chunks_exact_mut(32).enumerate() {
-                // Bit `sub` of byte i belongs to weight i of this part.
-                let high = block[16..48].as_chunks::<4>().0;
-                for (four, high) in out.as_chunks_mut::<4>().0.iter_mut().zip(high) {
-                    let spread = (u32::from_le_bytes(*high) >> sub & 0x0101_0101) << 4;
-                    *four = (u32::from_le_bytes(*four) | spread).to_le_bytes();
-                }
-            }
-        }
-        BlockFormat::Q6_K => {
-            for half in 0..2 {
-                let out = &mut out[half * 128..][..128];
-                out[..64].copy_from_slice(&block[half * 64..][..64]);
-                // Quarters 0 and 1 are the low nibbles of the 64 bytes, 2 and 3 the high ones.
-                for i in 0..64 {
-                    out[64 + i] = out[i] >> 4;
-                    out[i] &= 15;
-                }
-                for (quarter, out) in out.chunks_exact_mut(32).enumerate() {
-                    let high = &block[128 + half * 32..][..32];
-                    out.iter_mut().zip(high).for_each(|(code, &h)| *code |= (h >> (2 * quarter) & 3) << 4);
-                }
-            }
-        }
+        BlockFormat::Q1_0 => ternary::q1_0(block, out),
+        BlockFormat::Q2_0 => ternary::q2_0(block, out),
+        BlockFormat::Q4_0 => legacy::q4_0(block, out),
+        BlockFormat::Q4_1 => legacy::q4_1(block, out),
+        BlockFormat::Q5_0 => legacy::q5_0(block, out),
+        BlockFormat::Q5_1 => legacy::q5_1(block, out),
+        BlockFormat::Q8_0 => legacy::q8_0(block, out),
+        BlockFormat::Q2_K => k_quants::q2_k(block, out),
+        BlockFormat::Q3_K => k_quants::q3_k(block, out),
+        BlockFormat::Q4_K => k_quants::q4_k(block, out),
+        BlockFormat::Q5_K => k_quants::q5_k(block, out),
+        BlockFormat::Q6_K => k_quants::q6_k(block, out),
+        BlockFormat::IQ1_S => iq::iq1_s(block, out),
+        BlockFormat::IQ1_M => iq::iq1_m(block, out),
+        BlockFormat::IQ2_XXS => iq::iq2_xxs(block, out),
+        BlockFormat::IQ2_XS => iq::iq2_xs(block, out),
+        BlockFormat::IQ2_S => iq::iq2_s(block, out),
+        BlockFormat::IQ3_XXS => iq::iq3_xxs(block, out),
+        BlockFormat::IQ3_S => iq::iq3_s(block, out),
+        BlockFormat::IQ4_NL => fp4::iq4_nl(block, out),
+        BlockFormat::IQ4_XS => fp4::iq4_xs(block, out),
+        BlockFormat::TQ1_0 => ternary::tq1_0(block, out),
+        BlockFormat::TQ2_0 => ternary::tq2_0(block, out),
+        BlockFormat::MXFP4 => fp4::mxfp4(block, out),
+        BlockFormat::NVFP4 => fp4::nvfp4(block, out),
         BlockFormat::F32 | BlockFormat::F16 | BlockFormat::BF16 => panic!("{format} has no codes"),
-    }
-}
-
-/// The low nibbles of `packed`, then its high ones; four at a time, which packing at load feels.
-#[inline(always)]
-fn nibbles(packed: &[u8], out: &mut [u8]) {
-    let (low, high) = out.split_at_mut(packed.len());
-    let out = low.as_chunks_mut::<4>().0.iter_mut().zip(high.as_chunks_mut::<4>().0);
-    for ((low, high), four) in out.zip(packed.as_chunks::<4>().0) {
-        let word = u32::from_le_bytes(*four);
-        *low = (word & 0x0f0f_0f0f).to_le_bytes();
-        *high = (word >> 4 & 0x0f0f_0f0f).to_le_bytes();
-    }
-}
-
-/// Adds bit i of a little-endian word to code i as its bit 4.
-#[inline(always)]
-fn fifth_bits(word: [u8; 4], out: &mut [u8]) {
-    let word = u32::from_le_bytes(word);
-    for (i, four) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-        // Copies of four bits at 0, 7, 14 and 21 put one of each at 0, 8, 16 and 24.
-        let spread = ((word >> (4 * i) & 15) * 0x0020_4081) & 0x0101_0101;
-        *four = (u32::from_le_bytes(*four) | spread << 4).to_le_bytes();
     }
 }
 
@@ -225,30 +220,68 @@ mod tests {
     use super::*;
     use std::path::PathBuf;
 
-    const ROWS: usize = 4;
-    const COLS: usize = 512;
-
-    fn reference(file: String) -> Vec<u8> {
-        let path: PathBuf = [env!("CARGO_MANIFEST_DIR"), "..", "testdata", "blocks", &file].iter().collect();
+    fn reference(file: &str) -> Vec<u8> {
+        let path: PathBuf = [env!("CARGO_MANIFEST_DIR"), "..", "testdata", "blocks", file].iter().collect();
         std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+    }
+
+    /// The value of `"key":value` in a line of the index.
+    fn field<'a>(line: &'a str, key: &str) -> &'a str {
+        let (_, rest) = line.split_once(&format!("\"{key}\":")).unwrap_or_else(|| panic!("{key} in {line}"));
+        rest.split([',', '}']).next().unwrap().trim_matches('"')
     }
 
     #[test]
     fn reference_blocks_decode_to_the_last_bit() {
-        let names = ["f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_K", "q5_K", "q6_K"];
-        for name in names {
-            let format = BlockFormat::ALL.into_iter().find(|f| f.name().eq_ignore_ascii_case(name)).unwrap();
-            let (packed, want) = (reference(format!("{name}.bin")), reference(format!("{name}.f32")));
-            let row_bytes = format.row_bytes(COLS).unwrap();
-            assert_eq!((packed.len(), want.len()), (ROWS * row_bytes, ROWS * COLS * 4), "{name}");
-            let mut out = [0f32; COLS];
-            for (row, want) in packed.chunks_exact(row_bytes).zip(want.chunks_exact(COLS * 4)) {
+        let index = String::from_utf8(reference("index.jsonl")).unwrap();
+        let mut seen = vec![BlockFormat::F32];
+        for line in index.lines() {
+            let name = field(line, "type");
+            let number = |key: &str| field(line, key).parse::<usize>().unwrap();
+            let format = BlockFormat::from_ggml_type(number("ggml_type") as u32)
+                .unwrap_or_else(|| panic!("{name} is not decoded"));
+            assert!(format.name().eq_ignore_ascii_case(name), "{format} is {name}");
+            assert_eq!((number("block"), number("block_bytes")), (format.block_len(), format.block_bytes()));
+            let (rows, cols) = (number("rows"), number("cols"));
+            let (packed, want) = (reference(&format!("{name}.bin")), reference(&format!("{name}.f32")));
+            let row_bytes = format.row_bytes(cols).unwrap();
+            assert_eq!((packed.len(), want.len()), (rows * row_bytes, rows * cols * 4), "{name}");
+            let mut out = vec![0f32; cols];
+            for (row, want) in packed.chunks_exact(row_bytes).zip(want.chunks_exact(cols * 4)) {
                 decode_row(format, row, &mut out);
                 for (i, (got, want)) in out.iter().zip(want.chunks_exact(4)).enumerate() {
                     let want = f32::from_le_bytes(want.try_into().unwrap());
                     assert_eq!(got.to_bits(), want.to_bits(), "{name} weight {i}: {got} instead of {want}");
                 }
             }
+            seen.push(format);
+        }
+        assert!(BlockFormat::ALL.iter().all(|f| seen.contains(f)), "the index has {seen:?}");
+    }
+
+    #[test]
+    fn every_f16_widens_to_itself() {
+        for bits in 0..=u16::MAX {
+            let (got, want) = (half(bits), f16::from_bits(bits).to_f32());
+            assert!(got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan()), "{bits:#06x}: {got}");
+        }
+    }
+
+    #[test]
+    fn small_float_scales_are_the_numbers_of_their_definitions() {
+        for bits in 0..=u8::MAX {
+            // E8M0 halved, in f64, which has no subnormal numbers here.
+            let want = 2f64.powi(i32::from(bits) - 128);
+            let got = scales(BlockFormat::MXFP4, &[bits; 17], 0).scale;
+            assert_eq!(f64::from(got), want, "E8M0 {bits}");
+            let (exponent, mantissa) = (i32::from(bits >> 3 & 15), f64::from(bits & 7));
+            let want = match bits {
+                0x7f => 0.0,
+                _ if exponent == 0 => mantissa * 2f64.powi(-10),
+                _ => (1.0 + mantissa / 8.0) * 2f64.powi(exponent - 8),
+            };
+            let got = scales(BlockFormat::NVFP4, &[bits; 36], 3).scale;
+            assert_eq!(f64::from(got), want, "UE4M3 {bits}");
         }
     }
 

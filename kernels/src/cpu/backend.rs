@@ -141,6 +141,9 @@ fn refused(name: &str, error: PackError) -> DeviceError {
         PackError::WrongSize { format, rows, cols, bytes } => {
             DeviceError::WrongSize { name: name.to_owned(), format, rows, cols, found: bytes }
         }
+        PackError::NoKernel { format, known } => {
+            DeviceError::UnsupportedFormat { name: name.to_owned(), format, backend: super::NAME, known }
+        }
         PackError::Empty { rows: 0, .. } => shape("rows", 0, "at least 1 is"),
         PackError::Empty { cols, .. } => shape("columns", cols, "at least 1 is"),
         PackError::PartialBlock { format, cols } => shape(
@@ -148,6 +151,8 @@ fn refused(name: &str, error: PackError) -> DeviceError {
             cols,
             match format.block_len() {
                 256 => "multiples of 256 are, which is a block of its format",
+                128 => "multiples of 128 are, which is a block of its format",
+                64 => "multiples of 64 are, which is a block of its format",
                 _ => "multiples of 32 are, which is a block of its format",
             },
         ),

@@ -103,10 +103,18 @@ macro_rules! with_format {
             B::Q5_K => with!(Q5_K),
             B::Q6_K => with!(Q6_K),
             B::F32 | B::F16 | B::BF16 => $other,
+            other => unreachable!("no {other} weight is ever packed"),
         }
     }};
 }
 pub(super) use with_format;
+
+/// Whether there are kernels for a format.
+pub(super) fn is_multiplied(format: BlockFormat) -> bool {
+    use BlockFormat as B;
+    matches!(format, B::F32 | B::F16 | B::BF16)
+        || matches!(format, B::Q4_0 | B::Q4_1 | B::Q5_0 | B::Q5_1 | B::Q8_0 | B::Q4_K | B::Q5_K | B::Q6_K)
+}
 
 const fn code_bits(format: BlockFormat) -> usize {
     match format {

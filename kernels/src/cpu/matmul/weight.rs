@@ -21,6 +21,14 @@ pub enum PackError {
         /// columns asked for
         cols: usize,
     },
+    /// The format can be decoded but not multiplied.
+    #[error("{format} weights cannot be multiplied on this device yet; use a file with one of: {known}")]
+    NoKernel {
+        /// the format
+        format: BlockFormat,
+        /// names of those that can be
+        known: String,
+    },
     /// The matrix has no rows or no columns.
     #[error("a {rows} x {cols} matrix holds nothing")]
     Empty {
@@ -87,6 +95,11 @@ impl PackedWeight {
         release: &(dyn Fn(Range<usize>) + Sync),
     ) -> Result<Self, PackError> {
         assert!(isa.is_supported(), "this machine does not have {}", isa.name());
+        if !layout::is_multiplied(format) {
+            let known = BlockFormat::ALL.into_iter().filter(|&f| layout::is_multiplied(f));
+            let known = known.map(BlockFormat::name).collect::<Vec<_>>().join(", ");
+            return Err(PackError::NoKernel { format, known });
+        }
         if rows == 0 || cols == 0 {
             return Err(PackError::Empty { rows, cols });
         }
