@@ -156,15 +156,16 @@ impl TextModel {
 /// Hashes the file's metadata and tensor records, samples of every tensor's bytes, and the KV format.
 ///
 /// Reading every weight would bring the whole file into memory at each start. A tensor is sampled at its two ends and in
-/// its middle, so that models of one shape differ where a fine-tune changed anything near there; the file's own length
+/// its middle, so that models of one shape differ where a fine-tune changed anything near there; the metadata
 /// and every record (names, shapes, formats, offsets) are in it whole.
 fn fingerprint(file: &GgufFile, kv_format: KvFormat) -> [u8; 32] {
     const SAMPLE_BYTES: usize = 4096;
     let mut hash = blake3::Hasher::new();
     hash.update(b"zllm fingerprint 1\0");
     hash.update(kv_format.name().as_bytes());
-    let header_end = file.tensors().map(|t| t.range().start).min().unwrap_or(file.bytes().len());
-    hash.update(&file.bytes()[..header_end]);
+    for header in file.headers() {
+        hash.update(header);
+    }
     for tensor in file.tensors() {
         let bytes = tensor.bytes();
         let sample = SAMPLE_BYTES.min(bytes.len());

@@ -80,16 +80,39 @@ pub enum GgufErrorKind {
     ArrayLength { key: String, found: usize, expected: usize },
     #[error("`general.alignment` is {0}; it should be a power of two")]
     Alignment(u32),
+
+    #[error("this is part {number} of {count} of a split model, which can only be opened from its files")]
+    PartAlone { number: u64, count: u64 },
     #[error(
-        "this is part {number} of {count} of a split model; reading a model from several files is not supported: join \
-         the parts, which should lie beside this one, into one file (gguf-split --merge)"
+        "this is part {number} of {count} of a split model; open {first_name}, the others are found beside it"
     )]
-    Split { number: u64, count: u64 },
+    NotFirstPart { number: u64, count: u64, first_name: String },
+    #[error("a split model of {count} parts; at most {} are supported", limits::MAX_PARTS)]
+    TooManyParts { count: u64 },
+    #[error(
+        "this is part 1 of {count} of a split model, but its name does not end in -00001-of-{count:05}.gguf, by which \
+         the other parts are found beside it"
+    )]
+    PartName { count: u64 },
+    #[error("part {number} of {count} of a split model is missing; it should lie beside the first")]
+    MissingPart { number: u64, count: u64 },
+    #[error("`split.count` says that the model has {found} parts, where the first part says {expected}")]
+    PartCount { found: u64, expected: u64 },
+    #[error("`split.no` says that this is part {found}, but its name says part {expected}")]
+    PartNumber { found: u64, expected: u64 },
+    #[error("not a part of the same model as {first}: `{key}` differs")]
+    PartOfAnother { key: String, first: String },
+    #[error("the parts have {found} tensors, where `split.tensors.count` says {expected}")]
+    PartsTensors { found: u64, expected: u64 },
 
     #[error("at byte {offset}: a tensor without a name")]
     EmptyTensorName { offset: usize },
     #[error("at byte {offset}: the tensor `{name}` is there for the second time")]
     DuplicateTensor { offset: usize, name: String },
+    #[error(
+        "at byte {offset}: the tensor `{name}` is there for the second time; the part {first} has it too"
+    )]
+    TensorInTwoParts { offset: usize, name: String, first: String },
     #[error(
         "at byte {offset}: tensor `{name}` has {found} dimensions; 1 to {} are allowed",
         limits::MAX_DIMS

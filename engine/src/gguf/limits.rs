@@ -2,7 +2,9 @@
 
 /// Metadata entries. Real files have under a hundred.
 pub const MAX_METADATA_ENTRIES: usize = 1 << 16;
-/// Tensors. The largest real files have a few thousand.
+/// Files of a split model. The largest real models have under two hundred.
+pub const MAX_PARTS: usize = 1 << 10;
+/// Tensors of all parts together. The largest real files have a few thousand.
 pub const MAX_TENSORS: usize = 1 << 18;
 /// Bytes of a metadata key, from the GGUF specification.
 pub const MAX_KEY_BYTES: usize = (1 << 16) - 1;

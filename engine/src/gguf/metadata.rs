@@ -46,7 +46,9 @@ impl Entries {
             names.push(key, at);
             value::read(cursor, value_type, key)?;
         }
-        names.finish().map_err(|(key, offset)| GgufErrorKind::DuplicateKey { offset, key })?;
+        names
+            .finish()
+            .map_err(|twice| GgufErrorKind::DuplicateKey { offset: twice.offset, key: twice.name })?;
         Ok(Self { entries, names })
     }
 }

@@ -1,5 +1,15 @@
 //! Names in the file's order, found by binary search. Built once; a name that is there twice is an error.
 
+/// A name that is there twice.
+pub(super) struct Twice {
+    pub(super) name: String,
+    /// Where the file has the second one.
+    pub(super) offset: usize,
+    /// Positions of both in the file's order.
+    pub(super) first: usize,
+    pub(super) second: usize,
+}
+
 /// Names with the offsets where the file has them.
 #[derive(Debug)]
 pub(super) struct NameIndex {
@@ -18,16 +28,19 @@ impl NameIndex {
         self.names.push((name.into(), offset));
     }
 
-    /// Makes the names searchable; gives the first name that is there twice, with the offset of the second one.
-    pub(super) fn finish(&mut self) -> Result<(), (String, usize)> {
+    /// Makes the names searchable; gives the first name that is there twice.
+    pub(super) fn finish(&mut self) -> Result<(), Twice> {
         let names = &self.names;
         let count = u32::try_from(names.len()).expect("limits.rs allows fewer");
         self.sorted = (0..count).collect();
         // Equal names stay in the file's order.
         self.sorted.sort_by(|&a, &b| names[a as usize].0.cmp(&names[b as usize].0));
         let twice = self.sorted.windows(2).filter(|w| names[w[0] as usize].0 == names[w[1] as usize].0);
-        match twice.map(|w| w[1] as usize).min() {
-            Some(second) => Err((names[second].0.to_string(), names[second].1)),
+        match twice.map(|w| (w[1] as usize, w[0] as usize)).min() {
+            Some((second, first)) => {
+                let (name, offset) = (names[second].0.to_string(), names[second].1);
+                Err(Twice { name, offset, first, second })
+            }
             None => Ok(()),
         }
     }

@@ -7,7 +7,14 @@ use std::ops::Range;
 
 use zllm_kernels::blocks::BlockFormat;
 
-use super::{GgufFile, cursor::Cursor, error::GgufError, error::GgufErrorKind, limits, names::NameIndex};
+use super::{
+    GgufFile,
+    cursor::Cursor,
+    error::{GgufError, GgufErrorKind},
+    limits,
+    names::{NameIndex, Twice},
+    part::Part,
+};
 
 /// A type that GGUF knows: how many weights a block has, in how many bytes. Not all of them can be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +76,9 @@ struct Record {
     ggml_type: GgmlType,
     dims: [usize; limits::MAX_DIMS],
     dim_count: usize,
-    /// From the start of the file.
+    /// Which file.
+    part: u32,
+    /// From the start of that file.
     range: Range<usize>,
 }
 
@@ -88,47 +97,104 @@ impl Records {
         cursor.count(count, MIN_BYTES, limits::MAX_TENSORS, "tensors")
     }
 
-    /// Reads `count` records from the cursor on; the data begins at the next multiple of `alignment` after them.
-    pub(super) fn read(cursor: &mut Cursor<'_>, count: u64, alignment: u32) -> Result<Self, GgufErrorKind> {
-        let count = Self::check_count(cursor, count)?;
-        let mut records = Vec::with_capacity(count);
-        let mut names = NameIndex::with_capacity(count);
-        for _ in 0..count {
-            let at = cursor.offset();
-            let name = cursor.name("tensor name", limits::MAX_TENSOR_NAME_BYTES)?;
-            if name.is_empty() {
-                return Err(GgufErrorKind::EmptyTensorName { offset: at });
-            }
-            records.push(record(cursor, name, alignment)?);
-            names.push(name, at);
+    /// Reads the records of all parts.
+    ///
+    /// # Errors
+    /// A record or a tensor's place is wrong, or a name is there twice; said of the part where that is.
+    pub(super) fn read(parts: &[Part]) -> Result<Self, GgufError> {
+        let mut names = NameIndex::with_capacity(0);
+        let mut records = Vec::new();
+        for (index, part) in (0..).zip(parts) {
+            let first = records.len();
+            let mut cursor = part.records();
+            append(&mut cursor, part, index, &mut records, &mut names).map_err(|kind| part.error(kind))?;
+            let place = Place { cursor: &cursor, alignment: part.alignment, names: &names, first };
+            place.check(&mut records[first..]).map_err(|kind| part.error(kind))?;
         }
-        names.finish().map_err(|(name, offset)| GgufErrorKind::DuplicateTensor { offset, name })?;
-        let mut table = Self { records, names };
-        table.place(cursor, alignment)?;
-        Ok(table)
+        names.finish().map_err(|Twice { name, offset, first, second }| {
+            let [first, second] = [first, second].map(|i: usize| &parts[records[i].part as usize]);
+            second.error(match std::ptr::eq(first, second) {
+                true => GgufErrorKind::DuplicateTensor { offset, name },
+                false => {
+                    let first = first.path.display().to_string();
+                    GgufErrorKind::TensorInTwoParts { offset, name, first }
+                }
+            })
+        })?;
+        Ok(Self { records, names })
     }
 
+    /// Where the first tensor's data begins in each part; the part's end where it has none.
+    pub(super) fn data_starts(&self, parts: &[Part]) -> Vec<usize> {
+        let mut starts: Vec<usize> = parts.iter().map(|part| part.bytes().len()).collect();
+        for record in &self.records {
+            let start = &mut starts[record.part as usize];
+            *start = (*start).min(record.range.start);
+        }
+        starts
+    }
+}
+
+/// Reads the records of part `index` from the cursor on.
+fn append(
+    cursor: &mut Cursor<'_>,
+    part: &Part,
+    index: u32,
+    records: &mut Vec<Record>,
+    names: &mut NameIndex,
+) -> Result<(), GgufErrorKind> {
+    let count = Records::check_count(cursor, part.tensor_count)?;
+    let total = records.len() + count;
+    if total > limits::MAX_TENSORS {
+        let (offset, limit) = (cursor.offset(), limits::MAX_TENSORS);
+        return Err(GgufErrorKind::TooMany { offset, what: "tensors", count: total as u64, limit });
+    }
+    records.reserve(count);
+    for _ in 0..count {
+        let at = cursor.offset();
+        let name = cursor.name("tensor name", limits::MAX_TENSOR_NAME_BYTES)?;
+        if name.is_empty() {
+            return Err(GgufErrorKind::EmptyTensorName { offset: at });
+        }
+        records.push(record(cursor, name, index, part.alignment)?);
+        names.push(name, at);
+    }
+    Ok(())
+}
+
+/// What places the tensors of one part: they are read up to the cursor, and their data begins at the next multiple of
+/// `alignment`.
+struct Place<'a> {
+    cursor: &'a Cursor<'a>,
+    alignment: u32,
+    names: &'a NameIndex,
+    /// Position of the part's first record among all.
+    first: usize,
+}
+
+impl Place<'_> {
     /// Turns ranges of the data section into ranges of the file, and checks that they lie in it and apart.
-    fn place(&mut self, cursor: &Cursor<'_>, alignment: u32) -> Result<(), GgufErrorKind> {
-        let end_of_file = cursor.offset() + cursor.left();
-        let start = cursor.offset().checked_next_multiple_of(alignment as usize).unwrap_or(usize::MAX);
+    fn check(&self, records: &mut [Record]) -> Result<(), GgufErrorKind> {
+        let end_of_file = self.cursor.offset() + self.cursor.left();
+        let start =
+            self.cursor.offset().checked_next_multiple_of(self.alignment as usize).unwrap_or(usize::MAX);
         let available = end_of_file.saturating_sub(start);
-        let mut order: Vec<u32> = (0..).take(self.records.len()).collect();
-        order.sort_by_key(|&i| self.records[i as usize].range.start);
+        let name = |i: usize| self.names.name(self.first + i).to_owned();
+        let mut order: Vec<u32> = (0..).take(records.len()).collect();
+        order.sort_by_key(|&i| records[i as usize].range.start);
         let mut previous: Option<usize> = None;
         for i in order.into_iter().map(|i| i as usize) {
-            let range = self.records[i].range.clone();
+            let range = records[i].range.clone();
             if range.end > available {
-                let (name, at) = (self.names.name(i).to_owned(), range.start as u64);
+                let (name, at) = (name(i), range.start as u64);
                 return Err(GgufErrorKind::PastEnd { name, at, bytes: range.len() as u64, available });
             }
             if let Some(p) = previous
-                && self.records[p].range.end > start + range.start
+                && records[p].range.end > start + range.start
             {
-                let [first, second] = [p, i].map(|i| self.names.name(i).to_owned());
-                return Err(GgufErrorKind::Overlap { first, second, at: range.start });
+                return Err(GgufErrorKind::Overlap { first: name(p), second: name(i), at: range.start });
             }
-            self.records[i].range = start + range.start..start + range.end;
+            records[i].range = start + range.start..start + range.end;
             previous = Some(i);
         }
         Ok(())
@@ -136,7 +202,7 @@ impl Records {
 }
 
 /// Reads what follows a tensor's name. The record's range is still one of the data section.
-fn record(cursor: &mut Cursor<'_>, name: &str, alignment: u32) -> Result<Record, GgufErrorKind> {
+fn record(cursor: &mut Cursor<'_>, name: &str, part: u32, alignment: u32) -> Result<Record, GgufErrorKind> {
     let owned = || name.to_owned();
     let offset = cursor.offset();
     let found = cursor.u32("a tensor's dimension count")?;
@@ -168,7 +234,7 @@ fn record(cursor: &mut Cursor<'_>, name: &str, alignment: u32) -> Result<Record,
         || GgufErrorKind::PastEnd { name: owned(), at, bytes: bytes as u64, available: cursor.left() };
     let start = usize::try_from(at).map_err(|_| past_end())?;
     let end = start.checked_add(bytes).ok_or_else(past_end)?;
-    Ok(Record { ggml_type, dims, dim_count, range: start..end })
+    Ok(Record { ggml_type, dims, dim_count, part, range: start..end })
 }
 
 /// The bytes of a tensor.
@@ -249,12 +315,23 @@ impl<'a> Tensor<'a> {
 
     /// The packed weights, rows one after the other.
     pub fn bytes(&self) -> &'a [u8] {
-        &self.file.bytes()[self.range()]
+        &self.part().bytes()[self.range()]
     }
 
-    /// Where the packed weights lie in the file; what [`GgufFile::give_back`] takes.
+    /// Where the packed weights lie in their file: the model's file, or the part that has this tensor.
     pub fn range(&self) -> Range<usize> {
         self.record().range.clone()
+    }
+
+    /// Gives back the memory of a range of [`Tensor::bytes`] that was copied; reading it again brings it in from the
+    /// file.
+    pub fn give_back(&self, range: Range<usize>) {
+        let start = self.record().range.start;
+        self.part().give_back(start + range.start..start + range.end);
+    }
+
+    fn part(&self) -> &'a Part {
+        &self.file.parts[self.record().part as usize]
     }
 }
 

@@ -117,6 +117,16 @@ impl Value<'_> {
         }
     }
 
+    /// Whether both say the same. Integers of any type are compared by their value: writers differ; floats by their bits.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        match (self.as_integer(), other.as_integer(), self, other) {
+            (Some(a), Some(b), ..) => a == b,
+            (.., Self::F32(a), Self::F32(b)) => a.to_bits() == b.to_bits(),
+            (.., Self::F64(a), Self::F64(b)) => a.to_bits() == b.to_bits(),
+            _ => self == other,
+        }
+    }
+
     /// The value of any of the eight integer types.
     pub fn as_integer(&self) -> Option<i128> {
         Some(match *self {

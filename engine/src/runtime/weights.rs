@@ -175,8 +175,7 @@ impl<B: Backend> Loader<'_, B> {
     fn weight(&mut self, name: &str, cols: usize, rows: usize) -> Result<B::Weight, RuntimeError> {
         let tensor = self.file.require_tensor(name).map_err(crate::spec::SpecError::from)?;
         let format = tensor.format().map_err(crate::spec::SpecError::from)?;
-        let (file, start) = (self.file, tensor.range().start);
-        let release = |part: Range<usize>| file.give_back(start + part.start..start + part.end);
+        let release = |part: Range<usize>| tensor.give_back(part);
         let source = WeightSource { name, format, rows, cols, bytes: tensor.bytes(), release: &release };
         let weight = self.backend.weight(source)?;
         self.bytes += self.backend.weight_bytes(&weight);
