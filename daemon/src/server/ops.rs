@@ -4,7 +4,7 @@
 
 use super::connection::{Gone, Replies};
 use super::submit;
-use crate::catalog::Catalog;
+use crate::catalog::{self, Catalog};
 use crate::clock::Clock;
 use crate::device::{self, DeviceActor, DeviceSnapshot};
 use crate::kv_store::{self, Evict, KvStoreActor, SessionRow};
@@ -195,13 +195,15 @@ impl Services {
         let info = |(name, settings): (String, crate::config::ModelSettings)| {
             let view = views.remove(&name);
             let facts = view.as_ref().and_then(|view| view.facts.as_ref());
-            let file_bytes = || std::fs::metadata(&settings.path).map_or(0, |metadata| metadata.len());
             ModelInfo {
                 state: view.as_ref().map_or(ModelState::Available, |view| view.state.clone()),
                 architecture: facts.map(|facts| facts.architecture.clone()).unwrap_or_default(),
                 path: settings.path.display().to_string(),
                 device: facts.map(|_| device.clone()),
-                weight_bytes: view.as_ref().and_then(|view| view.weight_bytes).unwrap_or_else(file_bytes),
+                weight_bytes: view
+                    .as_ref()
+                    .and_then(|view| view.weight_bytes)
+                    .unwrap_or_else(|| catalog::file_bytes(&settings.path)),
                 context_tokens: facts.map(|facts| facts.context_tokens as u32),
                 has_template: facts.map(|facts| facts.has_template),
                 name,
