@@ -122,7 +122,7 @@ impl Source {
     fn open(options: &Options) -> Result<Self, Box<dyn std::error::Error>> {
         if options.oracle {
             let file = GgufFile::open(&options.model)?;
-            let spec = ModelSpec::read(&file)?;
+            let spec = ModelSpec::read(&file, None)?;
             if let Some(id) = options.ids.iter().find(|id| **id as usize >= spec.vocab_size) {
                 return Err(format!("token {id} is outside the vocabulary of {}", spec.vocab_size).into());
             }

@@ -121,8 +121,8 @@ impl LoadedModel {
             return Err(bad("isa", &isa.name(), &format!("this machine has {}", available.join(", "))));
         }
         let file = GgufFile::open(path)?;
-        let spec = ModelSpec::read(&file)?;
-        let text = TextModel::read(&file, &spec, options.kv_format, options.context_limit);
+        let spec = ModelSpec::read(&file, options.context_limit)?;
+        let text = TextModel::read(&file, &spec, options.kv_format);
         let backend = CpuBackend::new(Arc::new(Pool::new(options.threads)), isa);
         let block_bytes = backend.kv_block_bytes(options.kv_format, &spec.kv_layers());
         let block_bytes = block_bytes.map_err(RuntimeError::from)? as u64;

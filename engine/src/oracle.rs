@@ -3,16 +3,18 @@
 //! It shares the spec with the runtime and nothing else: weights are expanded to f32, keys and values stay f32, sums go
 //! up in eight plain lanes. Every kernel is compared with it before it is timed.
 
+mod routing;
+
 use std::collections::HashMap;
 
-use zllm_kernels::{
-    backend::{Activation, Rope, RopeStyle},
-    blocks::decode_row,
-};
+use zllm_kernels::backend::{Activation, Rope, RopeStyle};
 
 use crate::{
     gguf::GgufFile,
-    spec::{AttentionSpec, Ffn, LinearSpec, Mixer, ModelSpec, NormSpec, SpecError},
+    spec::{
+        AttentionSpec, ExpertLinearSpec, ExpertsFfn, Ffn, GatedFfn, LinearSpec, Mixer, ModelSpec, NormSpec,
+        SpecError, values,
+    },
 };
 
 /// One row of hidden values.
@@ -40,16 +42,10 @@ impl Oracle {
     /// A tensor that cannot be decoded.
     pub fn load(file: &GgufFile, spec: ModelSpec, threads: usize) -> Result<Self, SpecError> {
         let mut tensors = HashMap::new();
-        for name in spec.tensor_names() {
-            let tensor = file.require_tensor(name)?;
-            let format = tensor.format()?;
-            let cols = tensor.cols();
-            let row_bytes = format.row_bytes(cols).expect("the reader checked that rows are whole blocks");
-            let mut values = vec![0.0; tensor.rows() * cols];
-            for (row, out) in tensor.bytes().chunks_exact(row_bytes).zip(values.chunks_exact_mut(cols)) {
-                decode_row(format, row, out);
+        for used in spec.tensors() {
+            if !tensors.contains_key(used.name) {
+                tensors.insert(used.name.to_owned(), values(file, used.name, &used.dims)?);
             }
-            tensors.insert(name.to_owned(), values);
         }
         let cache = spec.layers.iter().map(|_| LayerCache::default()).collect();
         Ok(Self { spec, tensors, cache, threads: threads.max(1) })
@@ -81,19 +77,22 @@ impl Oracle {
             })
             .collect();
         for (index, layer) in spec.layers.iter().enumerate() {
-            let normed = self.norm_all(&layer.mixer_norm, &hidden);
+            let normed = self.norm_all(layer.mixer_norm.as_ref(), &hidden);
             let Mixer::Attention(attention) = &layer.mixer;
             let mixed = self.attention(attention, index, start, &normed);
-            self.add(&mut hidden, mixed, layer.mixer_post_norm.as_ref());
+            self.add(&mut hidden, mixed, layer.mixer_post_norm.as_ref(), layer.residual_scale);
 
-            let normed = self.norm_all(&layer.ffn_norm, &hidden);
+            let normed = self.norm_all(layer.ffn_norm.as_ref(), &hidden);
             let out = self.ffn(&layer.ffn, &normed);
-            self.add(&mut hidden, out, layer.ffn_post_norm.as_ref());
+            self.add(&mut hidden, out, layer.ffn_post_norm.as_ref(), layer.residual_scale);
         }
-        let normed = self.norm_all(&spec.output_norm, &hidden);
+        let normed = self.norm_all(Some(&spec.output_norm), &hidden);
         let mut logits = self.linear(&spec.head, &normed);
-        if let Some(cap) = spec.logit_soft_cap {
-            logits.iter_mut().flatten().for_each(|x| *x = cap * (*x / cap).tanh());
+        for x in logits.iter_mut().flatten() {
+            *x *= spec.logit_scale;
+            if let Some(cap) = spec.logit_soft_cap {
+                *x = cap * (*x / cap).tanh();
+            }
         }
         logits
     }
@@ -104,43 +103,81 @@ impl Oracle {
         let values = self.linear(&a.value, rows);
         for (heads, norm) in [(&mut queries, &a.query_norm), (&mut keys, &a.key_norm)] {
             for (i, row) in heads.iter_mut().enumerate() {
-                for head in row.chunks_exact_mut(a.key_dim) {
-                    if let Some(norm) = norm {
-                        head.copy_from_slice(&self.norm(norm, head));
+                if let Some(norm) = norm {
+                    for part in row.chunks_exact_mut(norm.len) {
+                        part.copy_from_slice(&self.norm(norm, part));
                     }
-                    turn(head, start + i, &a.rope);
                 }
+                if let Some(rope) = &a.rope {
+                    row.chunks_exact_mut(a.key_dim).for_each(|head| turn(head, start + i, rope));
+                }
+            }
+        }
+        if let Some(growth) = a.query_growth {
+            for (i, row) in queries.iter_mut().enumerate() {
+                row.iter_mut().for_each(|x| *x *= growth.factor(start + i));
             }
         }
         self.cache[layer].keys.extend(keys);
         self.cache[layer].values.extend(values);
 
         let cache = &self.cache[layer];
+        let sinks = a.sinks.as_ref().map(|name| self.tensors[name].as_slice());
         let mixed: Vec<Row> =
-            queries.iter().enumerate().map(|(i, q)| attend(a, q, start + i, cache)).collect();
+            queries.iter().enumerate().map(|(i, q)| attend(a, sinks, q, start + i, cache)).collect();
         self.linear(&a.output, &mixed)
     }
 
     fn ffn(&self, ffn: &Ffn, rows: &[Row]) -> Vec<Row> {
-        let Ffn::Gated { activation, gate, up, down } = ffn;
-        let mut gated = self.linear(gate, rows);
-        for (gate, up) in gated.iter_mut().zip(self.linear(up, rows)) {
-            for (g, u) in gate.iter_mut().zip(up) {
-                *g = activate(*activation, *g, u);
+        match ffn {
+            Ffn::Gated(ffn) => self.gated(ffn, rows),
+            Ffn::Experts(ffn) => self.experts(ffn, rows),
+        }
+    }
+
+    fn gated(&self, ffn: &GatedFfn, rows: &[Row]) -> Vec<Row> {
+        let gate = self.linear(&ffn.gate, rows);
+        let up = self.linear(&ffn.up, rows);
+        self.linear(&ffn.down, &activate_all(ffn.activation, gate, up))
+    }
+
+    fn experts(&self, ffn: &ExpertsFfn, rows: &[Row]) -> Vec<Row> {
+        let bias = ffn.choice_bias.as_ref().map(|name| self.tensors[name].as_slice());
+        let scores = self.linear(&ffn.router, rows);
+        let mut outputs = match &ffn.shared {
+            None => vec![vec![0.0; ffn.down.each.outputs]; rows.len()],
+            Some(shared) => {
+                let mut outputs = self.gated(&shared.ffn, rows);
+                if let Some(gate) = &shared.gate {
+                    for (row, gate) in outputs.iter_mut().zip(self.linear(gate, rows)) {
+                        row.iter_mut().for_each(|x| *x *= sigmoid(gate[0]));
+                    }
+                }
+                outputs
+            }
+        };
+        for ((row, scores), output) in rows.iter().zip(&scores).zip(&mut outputs) {
+            let row = std::slice::from_ref(row);
+            for (expert, weight) in routing::choose(&ffn.routing, scores, bias) {
+                let [gate, up] =
+                    [&ffn.gate, &ffn.up].map(|linear| self.multiply(&self.expert(linear, expert), row));
+                let gated = activate_all(ffn.activation, gate, up);
+                let out = self.multiply(&self.expert(&ffn.down, expert), &gated);
+                output.iter_mut().zip(&out[0]).for_each(|(x, y)| *x += weight * y);
             }
         }
-        self.linear(down, &gated)
+        outputs
     }
 
-    fn add(&self, hidden: &mut [Row], out: Vec<Row>, post_norm: Option<&NormSpec>) {
+    fn add(&self, hidden: &mut [Row], out: Vec<Row>, post_norm: Option<&NormSpec>, scale: f32) {
         for (row, out) in hidden.iter_mut().zip(out) {
             let out = post_norm.map_or_else(|| out.clone(), |norm| self.norm(norm, &out));
-            row.iter_mut().zip(out).for_each(|(x, y)| *x += y);
+            row.iter_mut().zip(out).for_each(|(x, y)| *x += scale * y);
         }
     }
 
-    fn norm_all(&self, norm: &NormSpec, rows: &[Row]) -> Vec<Row> {
-        rows.iter().map(|row| self.norm(norm, row)).collect()
+    fn norm_all(&self, norm: Option<&NormSpec>, rows: &[Row]) -> Vec<Row> {
+        norm.map_or_else(|| rows.to_vec(), |norm| rows.iter().map(|row| self.norm(norm, row)).collect())
     }
 
     fn norm(&self, norm: &NormSpec, row: &[f32]) -> Row {
@@ -149,18 +186,38 @@ impl Oracle {
         row.iter().zip(&self.tensors[&norm.weight]).map(|(x, w)| x * scale * w).collect()
     }
 
-    /// `weight * row + bias` for every row; the outputs are shared out over threads.
     fn linear(&self, linear: &LinearSpec, rows: &[Row]) -> Vec<Row> {
-        let weight = &self.tensors[&linear.weight];
-        let bias = linear.bias.as_ref().map(|name| &self.tensors[name]);
-        let share = linear.outputs.div_ceil(self.threads);
-        let mut outputs = vec![vec![0.0; linear.outputs]; rows.len()];
+        self.multiply(&self.matrix(linear, 0), rows)
+    }
+
+    fn expert(&self, linear: &ExpertLinearSpec, expert: usize) -> Matrix<'_> {
+        self.matrix(&linear.each, expert)
+    }
+
+    /// The weights of `linear`, of the matrix `index` where its tensors have several.
+    fn matrix(&self, linear: &LinearSpec, index: usize) -> Matrix<'_> {
+        let first = index * linear.tensor_rows + linear.first_row;
+        let rows = |name: &String, cols: usize| &self.tensors[name][first * cols..][..linear.outputs * cols];
+        Matrix {
+            weight: rows(&linear.weight, linear.inputs),
+            scale: linear.scale.as_ref().map_or(1.0, |name| self.tensors[name][index]),
+            bias: linear.bias.as_ref().map(|name| rows(name, 1)),
+            inputs: linear.inputs,
+            outputs: linear.outputs,
+        }
+    }
+
+    /// `scale * weight * row + bias` for every row; the outputs are shared out over threads.
+    fn multiply(&self, matrix: &Matrix<'_>, rows: &[Row]) -> Vec<Row> {
+        let share = matrix.outputs.div_ceil(self.threads);
+        let mut outputs = vec![vec![0.0; matrix.outputs]; rows.len()];
         std::thread::scope(|scope| {
-            let parts: Vec<_> = weight
-                .chunks(share * linear.inputs)
+            let parts: Vec<_> = matrix
+                .weight
+                .chunks(share * matrix.inputs)
                 .map(|part| {
                     scope.spawn(move || {
-                        let columns = part.chunks_exact(linear.inputs);
+                        let columns = part.chunks_exact(matrix.inputs);
                         columns.map(|w| rows.iter().map(|x| dot(w, x)).collect::<Row>()).collect::<Vec<_>>()
                     })
                 })
@@ -168,7 +225,7 @@ impl Oracle {
             let columns = parts.into_iter().flat_map(|part| part.join().expect("no panic in a dot product"));
             for (n, column) in columns.enumerate() {
                 for (row, x) in outputs.iter_mut().zip(column) {
-                    row[n] = x + bias.map_or(0.0, |b| b[n]);
+                    row[n] = x * matrix.scale + matrix.bias.map_or(0.0, |b| b[n]);
                 }
             }
         });
@@ -176,8 +233,24 @@ impl Oracle {
     }
 }
 
+/// The weights of one product.
+struct Matrix<'a> {
+    /// `outputs` rows of `inputs`
+    weight: &'a [f32],
+    scale: f32,
+    bias: Option<&'a [f32]>,
+    inputs: usize,
+    outputs: usize,
+}
+
 /// Softmax attention of one row over the cached positions that it sees.
-fn attend(a: &AttentionSpec, query: &[f32], position: usize, cache: &LayerCache) -> Row {
+fn attend(
+    a: &AttentionSpec,
+    sinks: Option<&[f32]>,
+    query: &[f32],
+    position: usize,
+    cache: &LayerCache,
+) -> Row {
     let first = a.window.map_or(0, |window| (position + 1).saturating_sub(window));
     let group = a.heads / a.kv_heads;
     let mut out = vec![0.0; a.heads * a.value_dim];
@@ -191,9 +264,10 @@ fn attend(a: &AttentionSpec, query: &[f32], position: usize, cache: &LayerCache)
                 a.soft_cap.map_or(score, |cap| cap * (score / cap).tanh())
             })
             .collect();
-        let most = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sink = sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[head]);
+        let most = scores.iter().copied().fold(sink, f32::max);
         scores.iter_mut().for_each(|s| *s = (*s - most).exp());
-        let sum: f32 = scores.iter().sum();
+        let sum: f32 = scores.iter().sum::<f32>() + (sink - most).exp();
         for (weight, value) in scores.iter().zip(&cache.values[first..=position]) {
             let value = &value[kv_head * a.value_dim..][..a.value_dim];
             out.iter_mut().zip(value).for_each(|(o, v)| *o += weight / sum * v);
@@ -220,18 +294,30 @@ fn turn(head: &mut [f32], position: usize, rope: &Rope) {
     }
 }
 
+/// What a gated network multiplies with its last weight.
+fn activate_all(activation: Activation, mut gates: Vec<Row>, ups: Vec<Row>) -> Vec<Row> {
+    for (gate, up) in gates.iter_mut().flatten().zip(ups.iter().flatten()) {
+        *gate = activate(activation, *gate, *up);
+    }
+    gates
+}
+
 fn activate(activation: Activation, gate: f32, up: f32) -> f32 {
     match activation {
-        Activation::Silu => gate / (1.0 + (-gate).exp()) * up,
+        Activation::Silu => gate * sigmoid(gate) * up,
         Activation::GeluTanh => {
             let inner = (2.0 / std::f32::consts::PI).sqrt() * (gate + 0.044_715 * gate * gate * gate);
             0.5 * gate * (1.0 + inner.tanh()) * up
         }
         Activation::ClampedSwiglu { alpha, limit } => {
-            let (gate, up) = (if gate > limit { limit } else { gate }, up.clamp(-limit, limit));
-            gate / (1.0 + (-alpha * gate).exp()) * (up + 1.0)
+            let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
+            gate * sigmoid(alpha * gate) * (up + 1.0)
         }
     }
+}
+
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
 }
 
 /// A dot product in eight lanes, so that the compiler may vectorise it without changing the order.

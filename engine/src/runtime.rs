@@ -7,14 +7,20 @@
 //! Invariant: a step that returned an error has written nothing that a later step could read.
 
 mod error;
+mod layer;
+mod scratch;
 mod weights;
 
-use zllm_kernels::backend::{Backend, DeviceError, KV_BLOCK_TOKENS, KvFormat, Product, Span};
+use zllm_kernels::backend::{Backend, KV_BLOCK_TOKENS, KvFormat, Product, Span};
 
-use self::weights::{Linear, Norm, Weights};
 pub use self::{
     error::{RuntimeError, StepError},
     weights::LoadProgress,
+};
+use self::{
+    layer::{Rows, add_residual},
+    scratch::Scratch,
+    weights::{FfnWeights, Norm, Weights},
 };
 use crate::{gguf::GgufFile, spec::ModelSpec};
 
@@ -99,27 +105,6 @@ pub struct Runtime<B: Backend> {
     positions: Vec<usize>,
     picks: Vec<usize>,
     ids: Vec<u32>,
-}
-
-/// The activations of one step. Every tensor has room for the most rows a step may have.
-struct Scratch<B: Backend> {
-    hidden: B::Tensor,
-    normed: B::Tensor,
-    output: B::Tensor,
-    picked: B::Tensor,
-    logits: B::Tensor,
-    /// One set for each different layer shape.
-    layers: Vec<LayerScratch<B>>,
-}
-
-struct LayerScratch<B: Backend> {
-    shape: [usize; 5],
-    queries: B::Tensor,
-    keys: B::Tensor,
-    values: B::Tensor,
-    mixed: B::Tensor,
-    gate: B::Tensor,
-    up: B::Tensor,
 }
 
 impl<B: Backend> Runtime<B> {
@@ -256,37 +241,34 @@ impl<B: Backend> Runtime<B> {
     }
 
     /// All layers over the rows in `ids` and `positions`; leaves the last hidden rows in `scratch.hidden`.
-    fn forward(&mut self, rows: usize, spans: &[Span<'_>]) {
+    fn forward(&mut self, count: usize, spans: &[Span<'_>]) {
         let Self { backend, spec, weights, kv, scratch, positions, ids, .. } = self;
-        let Scratch { hidden, normed, output, layers: sets, .. } = scratch;
+        let Scratch { hidden, normed, output, attention, gated, experts, .. } = scratch;
+        let rows = Rows { count, positions, spans };
         backend.embed(&weights.embedding, ids, spec.embedding_scale, hidden);
         for (index, layer) in weights.layers.iter().enumerate() {
-            let set = &mut sets[layer.scratch];
-            layer.mixer_norm.apply(backend, hidden, rows, normed);
-            let a = &layer.attention;
-            multiply(
-                backend,
-                normed,
-                rows,
-                [(&a.query, &mut set.queries), (&a.key, &mut set.keys), (&a.value, &mut set.values)],
-            );
-            for (tensor, norm) in [(&mut set.queries, &a.query_norm), (&mut set.keys, &a.key_norm)] {
-                if let Some(norm) = norm {
-                    backend.rms_norm_heads(tensor, rows, a.key_dim, &norm.weight, norm.epsilon);
-                }
-                backend.rope(tensor, a.key_dim, positions, a.rope);
-            }
-            backend.append(kv, index, spans, &set.keys, &set.values);
-            backend.attend(kv, index, spans, a.shape, None, &set.queries, &mut set.mixed);
-            a.output.apply(backend, &set.mixed, rows, output);
-            add_residual(backend, layer.mixer_post_norm.as_ref(), output, normed, rows, hidden);
+            let input = norm_into(backend, layer.mixer_norm.as_ref(), hidden, count, normed);
+            let set = attention.of(&layer.attention.scratch_key());
+            layer.attention.forward(backend, set, kv, index, rows, input, output);
+            let post = layer.mixer_post_norm.as_ref();
+            add_residual(backend, post, layer.residual_scale, output, normed, count, hidden);
 
-            layer.ffn_norm.apply(backend, hidden, rows, normed);
-            let f = &layer.ffn;
-            multiply(backend, normed, rows, [(&f.gate, &mut set.gate), (&f.up, &mut set.up)]);
-            backend.gate(&mut set.gate, &set.up, rows, f.activation);
-            f.down.apply(backend, &set.gate, rows, output);
-            add_residual(backend, layer.ffn_post_norm.as_ref(), output, normed, rows, hidden);
+            let input = norm_into(backend, layer.ffn_norm.as_ref(), hidden, count, normed);
+            match &layer.ffn {
+                FfnWeights::Gated(ffn) => {
+                    ffn.forward(backend, gated.of(&ffn.scratch_key()), count, input, output);
+                }
+                FfnWeights::Experts(ffn) => {
+                    let set = experts.of(&ffn.scratch_key());
+                    ffn.forward(backend, set, count, input, output);
+                    if let Some((shared, _)) = &ffn.shared {
+                        let gated = gated.of(&shared.scratch_key());
+                        ffn.add_shared(backend, set, gated, count, input, output);
+                    }
+                }
+            }
+            let post = layer.ffn_post_norm.as_ref();
+            add_residual(backend, post, layer.residual_scale, output, normed, count, hidden);
         }
     }
 
@@ -296,11 +278,17 @@ impl<B: Backend> Runtime<B> {
         let Scratch { hidden, normed, picked, logits, .. } = scratch;
         let rows = picks.len();
         backend.gather_rows(hidden, picks, picked);
-        weights.output_norm.apply(backend, picked, rows, normed);
+        weights.output_norm.forward(backend, picked, rows, normed);
         let weight = weights.head.as_ref().unwrap_or(&weights.embedding);
         backend.multiply(normed, rows, [Product { weight, output: logits }]);
+        if weights.head_scale != 1.0 {
+            backend.scale(logits, rows, weights.head_scale);
+        }
         if let Some(bias) = &weights.head_bias {
             backend.add_bias(logits, rows, bias);
+        }
+        if spec.logit_scale != 1.0 {
+            backend.scale(logits, rows, spec.logit_scale);
         }
         if let Some(cap) = spec.logit_soft_cap {
             backend.soft_cap(logits, rows, cap);
@@ -308,90 +296,15 @@ impl<B: Backend> Runtime<B> {
     }
 }
 
-impl<B: Backend> Scratch<B> {
-    fn new(
-        backend: &mut B,
-        spec: &ModelSpec,
-        weights: &Weights<B>,
-        limits: RuntimeLimits,
-    ) -> Result<Self, DeviceError> {
-        let rows = limits.step_rows;
-        let mut layers: Vec<LayerScratch<B>> = Vec::new();
-        for layer in &weights.layers {
-            if layer.scratch == layers.len() {
-                let [queries, keys, values, mixed, gate] = layer.scratch_shape();
-                layers.push(LayerScratch {
-                    shape: layer.scratch_shape(),
-                    queries: backend.tensor(rows, queries)?,
-                    keys: backend.tensor(rows, keys)?,
-                    values: backend.tensor(rows, values)?,
-                    mixed: backend.tensor(rows, mixed)?,
-                    gate: backend.tensor(rows, gate)?,
-                    up: backend.tensor(rows, gate)?,
-                });
-            }
-            debug_assert_eq!(layers[layer.scratch].shape, layer.scratch_shape());
-        }
-        let most = rows.max(limits.logit_rows);
-        Ok(Self {
-            hidden: backend.tensor(rows, spec.width)?,
-            normed: backend.tensor(most, spec.width)?,
-            output: backend.tensor(rows, spec.width)?,
-            picked: backend.tensor(limits.logit_rows, spec.width)?,
-            logits: backend.tensor(limits.logit_rows, spec.vocab_size)?,
-            layers,
-        })
-    }
-}
-
-impl<B: Backend> Norm<B> {
-    fn apply(&self, backend: &mut B, input: &B::Tensor, rows: usize, output: &mut B::Tensor) {
-        backend.rms_norm(input, rows, &self.weight, self.epsilon, output);
-    }
-}
-
-impl<B: Backend> Linear<B> {
-    fn apply(&self, backend: &mut B, input: &B::Tensor, rows: usize, output: &mut B::Tensor) {
-        backend.multiply(input, rows, [Product { weight: &self.weight, output }]);
-        self.add_bias(backend, rows, output);
-    }
-
-    fn add_bias(&self, backend: &mut B, rows: usize, output: &mut B::Tensor) {
-        if let Some(bias) = &self.bias {
-            backend.add_bias(output, rows, bias);
-        }
-    }
-}
-
-/// Products of one input with several weights as one piece of work, then their biases.
-fn multiply<B: Backend, const N: usize>(
-    backend: &mut B,
-    input: &B::Tensor,
-    rows: usize,
-    mut products: [(&Linear<B>, &mut B::Tensor); N],
-) {
-    let work =
-        products.each_mut().map(|(linear, output)| Product { weight: &linear.weight, output: &mut **output });
-    backend.multiply(input, rows, work);
-    for (linear, output) in products {
-        linear.add_bias(backend, rows, output);
-    }
-}
-
-/// `hidden += norm(output)`; `spare` is a scratch of the same shape.
-fn add_residual<B: Backend>(
+/// `norm(input)` in `normed`, or the input itself where there is no norm.
+fn norm_into<'t, B: Backend>(
     backend: &mut B,
     norm: Option<&Norm<B>>,
-    output: &B::Tensor,
-    spare: &mut B::Tensor,
+    input: &'t B::Tensor,
     rows: usize,
-    hidden: &mut B::Tensor,
-) {
-    match norm {
-        Some(norm) => {
-            norm.apply(backend, output, rows, spare);
-            backend.add(hidden, spare, rows);
-        }
-        None => backend.add(hidden, output, rows),
-    }
+    normed: &'t mut B::Tensor,
+) -> &'t B::Tensor {
+    let Some(norm) = norm else { return input };
+    norm.forward(backend, input, rows, normed);
+    normed
 }

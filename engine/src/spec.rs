@@ -9,13 +9,20 @@
 //! allocated by a number that was not checked.
 
 mod checks;
+mod ernie4_5_moe;
 mod gemma3;
+mod glm4moe;
+mod gpt_oss;
 mod llama;
+mod olmoe;
 mod qwen2;
+mod qwen2moe;
+mod qwen3moe;
 mod read;
+mod tensors;
 
-pub(crate) use checks::vector;
-use zllm_kernels::backend::{Activation, KvLayer, Rope};
+pub(crate) use checks::values;
+use zllm_kernels::backend::{Activation, KvLayer, Rope, Routing};
 
 use crate::gguf::{GgufError, GgufFile};
 
@@ -42,21 +49,38 @@ pub struct ModelSpec {
     pub output_norm: NormSpec,
     /// Hidden row to logits; its weight may be the embedding (tied).
     pub head: LinearSpec,
+    /// Factor on the logits, before their cap.
+    pub logit_scale: f32,
     /// `cap * tanh(logit / cap)`
     pub logit_soft_cap: Option<f32>,
 }
 
-/// `y = weight x + bias`
+/// `y = scale * weight x + bias`
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinearSpec {
-    /// Tensor name, `outputs` rows of `inputs`.
+    /// Tensor name.
     pub weight: String,
-    /// Tensor name of a vector of `outputs`.
+    /// Its first row here: a fused tensor holds several matrices, one after the other.
+    pub first_row: usize,
+    /// All rows of the tensor; `outputs` unless it is fused.
+    pub tensor_rows: usize,
+    /// Tensor name of one value, the scale of the whole weight; some block formats have one.
+    pub scale: Option<String>,
+    /// Tensor name of a vector of `tensor_rows`.
     pub bias: Option<String>,
     /// Columns of the weight.
     pub inputs: usize,
-    /// Rows of the weight.
+    /// Rows of the weight that are used.
     pub outputs: usize,
+}
+
+/// The same product once for each expert: weight, scale and bias have one more dimension, `experts`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExpertLinearSpec {
+    /// What one expert computes.
+    pub each: LinearSpec,
+    /// How many there are.
+    pub experts: usize,
 }
 
 /// Root-mean-square norm.
@@ -70,21 +94,23 @@ pub struct NormSpec {
     pub epsilon: f32,
 }
 
-/// One residual layer: `x += post(mixer(pre(x)))`, then the same with the feed-forward network.
+/// One residual layer: `x += residual_scale * post(mixer(pre(x)))`, then the same with the feed-forward network.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
     /// Before the mixer.
-    pub mixer_norm: NormSpec,
+    pub mixer_norm: Option<NormSpec>,
     /// What mixes positions.
     pub mixer: Mixer,
-    /// After the mixer, before the residual sum (sandwich norms).
+    /// After the mixer, before the residual sum.
     pub mixer_post_norm: Option<NormSpec>,
     /// Before the feed-forward network.
-    pub ffn_norm: NormSpec,
+    pub ffn_norm: Option<NormSpec>,
     /// What works on each position alone.
     pub ffn: Ffn,
     /// After the feed-forward network, before the residual sum.
     pub ffn_post_norm: Option<NormSpec>,
+    /// Factor on what both add.
+    pub residual_scale: f32,
 }
 
 /// What mixes positions. Latent attention and recurrent mixers will be further variants.
@@ -111,11 +137,15 @@ pub struct AttentionSpec {
     pub window: Option<usize>,
     /// `cap * tanh(score / cap)`
     pub soft_cap: Option<f32>,
-    /// Turns queries and keys.
-    pub rope: Rope,
-    /// Norm of each query head, before rope.
+    /// Tensor name of a score for each query head that takes part in the softmax and has no value.
+    pub sinks: Option<String>,
+    /// Turns queries and keys; `None`: positions are not marked.
+    pub rope: Option<Rope>,
+    /// Factor on turned queries that grows with the position.
+    pub query_growth: Option<QueryGrowth>,
+    /// Norm of each run of `len` query values, before rope: of each head, or of the whole row.
     pub query_norm: Option<NormSpec>,
-    /// Norm of each key head, before rope.
+    /// The same for keys.
     pub key_norm: Option<NormSpec>,
     /// Hidden to queries.
     pub query: LinearSpec,
@@ -127,20 +157,77 @@ pub struct AttentionSpec {
     pub output: LinearSpec,
 }
 
-/// What works on each position alone. Experts will be a further variant.
+/// Queries at position `p` are multiplied by `1 + strength * ln(1 + floor(p / step))`: 1 up to `step`, then ever sharper,
+/// against the dilution of attention over long contexts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryGrowth {
+    /// Positions from one factor to the next.
+    pub step: usize,
+    /// How fast the factor grows.
+    pub strength: f32,
+}
+
+impl QueryGrowth {
+    /// The factor at `position`.
+    pub fn factor(self, position: usize) -> f32 {
+        1.0 + self.strength * ((position / self.step + 1) as f32).ln()
+    }
+}
+
+/// What works on each position alone.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a model has one for each layer, and a box would be in every pattern"
+)]
 pub enum Ffn {
-    /// `down(activation(gate(x)) * up(x))`
-    Gated {
-        /// What the gate goes through.
-        activation: Activation,
-        /// Hidden to the gate.
-        gate: LinearSpec,
-        /// Hidden to what is gated.
-        up: LinearSpec,
-        /// Back to hidden.
-        down: LinearSpec,
-    },
+    /// One network for every position.
+    Gated(GatedFfn),
+    /// Many networks, of which each position uses a few.
+    Experts(ExpertsFfn),
+}
+
+/// `down(activation(gate(x), up(x)))`
+#[derive(Clone, Debug, PartialEq)]
+pub struct GatedFfn {
+    /// What the gate goes through, and how it meets `up`.
+    pub activation: Activation,
+    /// Hidden to the gate.
+    pub gate: LinearSpec,
+    /// Hidden to what is gated.
+    pub up: LinearSpec,
+    /// Back to hidden.
+    pub down: LinearSpec,
+}
+
+/// The sum of the chosen experts, each with its weight, and of the shared one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertsFfn {
+    /// Hidden to a score for each expert.
+    pub router: LinearSpec,
+    /// How the scores choose.
+    pub routing: Routing,
+    /// Tensor name of a vector, one value an expert: added to the scores for the choice alone.
+    pub choice_bias: Option<String>,
+    /// As in [`GatedFfn`].
+    pub activation: Activation,
+    /// Hidden to the gate.
+    pub gate: ExpertLinearSpec,
+    /// Hidden to what is gated.
+    pub up: ExpertLinearSpec,
+    /// Back to hidden.
+    pub down: ExpertLinearSpec,
+    /// What every position uses beside them.
+    pub shared: Option<SharedExpert>,
+}
+
+/// An expert that every position uses.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SharedExpert {
+    /// The network.
+    pub ffn: GatedFfn,
+    /// Hidden to one value, whose sigmoid is a factor on the network's output.
+    pub gate: Option<LinearSpec>,
 }
 
 /// Why a file is not a model that can be run.
@@ -201,27 +288,37 @@ pub enum SpecError {
 type Family = fn(&read::Reader<'_>) -> Result<ModelSpec, SpecError>;
 
 /// Every family: what `general.architecture` says, and who reads it.
-const FAMILIES: [(&str, Family); 3] =
-    [("llama", llama::read as Family), ("qwen2", qwen2::read), ("gemma3", gemma3::read)];
+const FAMILIES: &[(&str, Family)] = &[
+    ("ernie4_5-moe", ernie4_5_moe::read),
+    ("gemma3", gemma3::read),
+    ("glm4moe", glm4moe::read),
+    ("gpt-oss", gpt_oss::read),
+    ("llama", llama::read),
+    ("olmoe", olmoe::read),
+    ("qwen2", qwen2::read),
+    ("qwen2moe", qwen2moe::read),
+    ("qwen3moe", qwen3moe::read),
+];
 
 impl ModelSpec {
-    /// Reads and checks the spec of `file`.
+    /// Reads and checks the spec of `file`, for contexts of at most `context_limit` positions (`None`: the model's own
+    /// limit).
     ///
     /// # Errors
     /// An unknown family, a missing key or tensor, a value or shape that makes no model; each names what and where.
-    pub fn read(file: &GgufFile) -> Result<Self, SpecError> {
+    pub fn read(file: &GgufFile, context_limit: Option<usize>) -> Result<Self, SpecError> {
         let architecture = file.architecture();
         let Some((_, family)) = FAMILIES.iter().find(|(name, _)| *name == architecture) else {
             return Err(SpecError::UnknownArchitecture {
                 file: file.path().display().to_string(),
                 architecture: architecture.to_owned(),
-                supported: FAMILIES.map(|(name, _)| name).join(", "),
+                supported: FAMILIES.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", "),
             });
         };
-        let reader = read::Reader::new(file, architecture);
-        reader.check_keys()?;
+        let reader = read::Reader::new(file, architecture, context_limit);
         let spec = family(&reader)?;
-        checks::check(&spec, file)?;
+        reader.refuse_what_was_not_asked()?;
+        checks::check(&spec, file, |tensor| reader.is_ignored(tensor))?;
         Ok(spec)
     }
 
@@ -231,25 +328,5 @@ impl ModelSpec {
             Mixer::Attention(a) => KvLayer { kv_heads: a.kv_heads, k_dim: a.key_dim, v_dim: a.value_dim },
         };
         self.layers.iter().map(layer).collect()
-    }
-
-    /// Every tensor that the model uses; a tied head appears once.
-    pub fn tensor_names(&self) -> Vec<&str> {
-        fn linear(l: &LinearSpec) -> impl Iterator<Item = &str> {
-            std::iter::once(l.weight.as_str()).chain(l.bias.as_deref())
-        }
-        let mut names = vec![self.embedding.as_str(), self.output_norm.weight.as_str()];
-        names.extend(linear(&self.head).filter(|name| *name != self.embedding));
-        for layer in &self.layers {
-            let Mixer::Attention(a) = &layer.mixer;
-            let Ffn::Gated { gate, up, down, .. } = &layer.ffn;
-            let norms = [Some(&layer.mixer_norm), layer.mixer_post_norm.as_ref(), Some(&layer.ffn_norm)];
-            let norms = norms.into_iter().chain([layer.ffn_post_norm.as_ref(), a.query_norm.as_ref()]);
-            names.extend(norms.chain([a.key_norm.as_ref()]).flatten().map(|norm| norm.weight.as_str()));
-            for l in [&a.query, &a.key, &a.value, &a.output, gate, up, down] {
-                names.extend(linear(l));
-            }
-        }
-        names
     }
 }

@@ -24,13 +24,8 @@ pub struct TextModel {
 
 impl TextModel {
     /// Reads what `file` says about text. A file without a usable tokenizer still serves token ids: what is wrong with
-    /// it is said when text is asked for. `context_limit` may only shorten the model's own context.
-    pub fn read(
-        file: &GgufFile,
-        spec: &ModelSpec,
-        kv_format: KvFormat,
-        context_limit: Option<usize>,
-    ) -> Self {
+    /// it is said when text is asked for.
+    pub fn read(file: &GgufFile, spec: &ModelSpec, kv_format: KvFormat) -> Self {
         let tokenizer = Tokenizer::from_gguf(file).map_err(|e| e.to_string()).and_then(|tokenizer| {
             let (found, rows) = (tokenizer.vocab_size(), spec.vocab_size);
             if found <= rows {
@@ -52,9 +47,9 @@ impl TextModel {
         Self {
             name: spec.name.clone(),
             architecture: spec.architecture.clone(),
-            context_length: context_limit.map_or(spec.context_length, |limit| limit.min(spec.context_length)),
+            context_length: spec.context_length,
             vocab_size: spec.vocab_size,
-            fingerprint: fingerprint(file, kv_format),
+            fingerprint: fingerprint(file, spec, kv_format),
             tokenizer,
             template,
         }
@@ -158,11 +153,15 @@ impl TextModel {
 /// Reading every weight would bring the whole file into memory at each start. A tensor is sampled at its two ends and in
 /// its middle, so that models of one shape differ where a fine-tune changed anything near there; the metadata
 /// and every record (names, shapes, formats, offsets) are in it whole.
-fn fingerprint(file: &GgufFile, kv_format: KvFormat) -> [u8; 32] {
+fn fingerprint(file: &GgufFile, spec: &ModelSpec, kv_format: KvFormat) -> [u8; 32] {
     const SAMPLE_BYTES: usize = 4096;
     let mut hash = blake3::Hasher::new();
     hash.update(b"zllm fingerprint 1\0");
     hash.update(kv_format.name().as_bytes());
+    // What is computed follows from the file, but for what the context that is used decides.
+    for layer in &spec.layers {
+        hash.update(format!("{:?}\0", layer.mixer).as_bytes());
+    }
     for header in file.headers() {
         hash.update(header);
     }

@@ -42,7 +42,7 @@ fn peak_growth_bytes(work: impl FnOnce()) -> usize {
 
 /// Opens the file and reads the spec of its model.
 fn load(path: &Path) -> Result<ModelSpec, SpecError> {
-    ModelSpec::read(&GgufFile::open(path)?)
+    ModelSpec::read(&GgufFile::open(path)?, None)
 }
 
 fn main() {

@@ -13,10 +13,17 @@ const ORACLE_NMSE: f64 = 1e-8;
 
 /// File, and how far the CPU backend may be. F16 and BF16 weights meet f32 activations; the others meet activations of
 /// 8 bits with one scale per 32, which alone cost about 1e-4.
-const CASES: [(&str, f64); 12] = [
-    ("archs/llama-dense.f16", 1e-5),
-    ("archs/qwen2-dense.f16", 1e-5),
+const CASES: [(&str, f64); 20] = [
+    ("archs/ernie4_5-moe-moe.f16", 1e-5),
     ("archs/gemma3-dense.f16", 1e-5),
+    ("archs/glm4moe-moe.f16", 1e-5),
+    ("archs/gpt-oss-moe.f16", 1e-5),
+    ("archs/llama-dense.f16", 1e-5),
+    ("archs/llama-moe.f16", 1e-5),
+    ("archs/olmoe-moe.f16", 1e-5),
+    ("archs/qwen2-dense.f16", 1e-5),
+    ("archs/qwen2moe-moe.f16", 1e-5),
+    ("archs/qwen3moe-moe.f16", 1e-5),
     ("quants/llama-dense.bf16", 1e-5),
     ("quants/llama-dense.q8_0", 1e-3),
     ("quants/llama-dense.q6_k", 1e-3),
@@ -26,6 +33,7 @@ const CASES: [(&str, f64); 12] = [
     ("quants/llama-dense.q4_k_m", 1e-3),
     ("quants/llama-dense.q4_1", 1e-3),
     ("quants/llama-dense.q4_0", 1e-3),
+    ("quants/qwen3moe-moe.q4_k_m", 1e-3),
 ];
 
 #[test]
@@ -35,7 +43,7 @@ fn every_family_and_format_is_within_its_tolerance() {
     for (name, allowed) in CASES {
         let (tokens, wanted) = reference(name);
         let file = GgufFile::open(&common::testdata(&format!("{name}.gguf"))).expect("a reference file");
-        let spec = ModelSpec::read(&file).expect("a supported family");
+        let spec = ModelSpec::read(&file, None).expect("a supported family");
         let oracle = Oracle::load(&file, spec, 1).expect("decodable").forward(&tokens).concat();
         let oracle = common::nmse(&oracle, &wanted);
         let cpu = common::nmse(&cpu_logits(name, &tokens), &wanted);

@@ -50,7 +50,7 @@ fn prompts(name: &str) -> Vec<Prompt> {
 fn oracle_log_probabilities_and_greedy_tokens_equal_the_reference() {
     for (name, references) in ORACLE {
         let file = GgufFile::open(&common::model(name)).expect("a model");
-        let spec = ModelSpec::read(&file).expect("a supported family");
+        let spec = ModelSpec::read(&file, None).expect("a supported family");
         let mut oracle = Oracle::load(&file, spec, 2).expect("decodable");
         // References of one model have the same prompts, so each is computed once.
         let fed: Vec<_> = prompts(references[0].0).into_iter().map(|prompt| prompt.tokens).collect();

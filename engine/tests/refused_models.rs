@@ -101,7 +101,7 @@ impl Model {
     }
 
     fn spec(&self) -> Result<ModelSpec, SpecError> {
-        ModelSpec::read(&GgufFile::from_bytes(Path::new("small.gguf"), self.bytes())?)
+        ModelSpec::read(&GgufFile::from_bytes(Path::new("small.gguf"), self.bytes())?, None)
     }
 }
 
@@ -115,16 +115,17 @@ fn gemma3() -> Model {
 
 #[test]
 fn what_is_not_computed_is_refused_by_name() {
-    let cases: [(Model, &[&str]); 15] = [
-        (llama().number("expert_count", 8), &["llama.expert_count is 8"]),
+    let cases: [(Model, &[&str]); 16] = [
+        (llama().number("expert_count", 8), &["llama.expert_used_count` is missing"]),
         (llama().float("attn_logit_softcapping", 50.0), &["llama.attn_logit_softcapping is 50"]),
         (gemma3().float("attention.logit_softcapping", 50.0), &["gemma3.attention.logit_softcapping is 50"]),
-        (gemma3().float("final_logit_softcapping", 30.0), &["gemma3.final_logit_softcapping is 30"]),
+        (gemma3().float("final_logit_softcapping", -30.0), &["gemma3.final_logit_softcapping is -30"]),
+        (llama().float("rope.scaling.yarn_ext_factor", 0.5), &["rope.scaling.yarn_ext_factor is 0.5"]),
         (llama().float("logit_scale", 0.5), &["llama.logit_scale is 0.5"]),
         (llama().float("residual_scale", f32::NAN), &["llama.residual_scale is NaN"]),
         (llama().entry("attention.causal", BOOL, [0]), &["llama.attention.causal is 0", "only 1"]),
         (llama().text("expert_count", "8"), &["llama.expert_count"]),
-        (llama().text("rope.scaling.type", "yarn"), &["llama.rope.scaling.type is yarn", "linear"]),
+        (llama().text("rope.scaling.type", "dynamic"), &["llama.rope.scaling.type is dynamic", "yarn"]),
         (llama().float("rope.scaling.factor", 1e-40), &["llama.rope.scaling.factor"]),
         (llama().number("attention.sliding_window", 16), &["llama.attention.sliding_window is 16", "64"]),
         (gemma3().entry("attention.sliding_window_pattern", BOOL, [1]), &["sliding_window_pattern"]),
@@ -154,7 +155,7 @@ fn values_that_change_nothing_are_let_through() {
 fn a_rope_factor_is_linear_unless_the_file_says_that_there_is_none() {
     let scale = |model: Model| {
         let Mixer::Attention(a) = &model.spec().expect("a sound file").layers[0].mixer;
-        a.rope.scale
+        a.rope.as_ref().expect("a rope").scale
     };
     assert_eq!(scale(llama()), 1.0);
     assert_eq!(scale(llama().float("rope.scaling.factor", 8.0)), 0.125);

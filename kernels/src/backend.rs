@@ -238,6 +238,9 @@ pub trait Pointwise: Memory {
     /// `target *= factor`.
     fn scale(&mut self, target: &mut Self::Tensor, rows: usize, factor: f32);
 
+    /// `target[r] *= factors[r]`: one factor a row.
+    fn scale_rows(&mut self, target: &mut Self::Tensor, factors: &[f32]);
+
     /// `target[r] *= 1 / (1 + e^-gate[r])`: one gate a row, `gate` has one column.
     fn gate_rows(&mut self, target: &mut Self::Tensor, rows: usize, gate: &Self::Tensor);
 

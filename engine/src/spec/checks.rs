@@ -4,42 +4,23 @@ use std::collections::HashSet;
 
 use zllm_kernels::blocks::decode_row;
 
-use super::{Ffn, LinearSpec, Mixer, ModelSpec, NormSpec, SpecError, read::ROPE_FACTORS};
-use crate::gguf::GgufFile;
+use super::{ModelSpec, SpecError};
+use crate::gguf::{GgufFile, Tensor};
 
-/// Checks every tensor that `spec` names.
-pub(super) fn check(spec: &ModelSpec, file: &GgufFile) -> Result<(), SpecError> {
-    shape(file, &spec.embedding, &[spec.width, spec.vocab_size])?;
-    for layer in &spec.layers {
-        norm(file, &layer.mixer_norm)?;
-        match &layer.mixer {
-            Mixer::Attention(a) => {
-                [&a.query, &a.key, &a.value, &a.output].into_iter().try_for_each(|l| linear(file, l))?;
-                [&a.query_norm, &a.key_norm].into_iter().flatten().try_for_each(|n| norm(file, n))?;
-            }
-        }
-        norm(file, &layer.ffn_norm)?;
-        match &layer.ffn {
-            Ffn::Gated { gate, up, down, .. } => {
-                [gate, up, down].into_iter().try_for_each(|l| linear(file, l))?;
-            }
-        }
-        [&layer.mixer_post_norm, &layer.ffn_post_norm]
-            .into_iter()
-            .flatten()
-            .try_for_each(|n| norm(file, n))?;
+/// Checks every tensor that `spec` uses; `ignored` says which others may be there.
+pub(super) fn check(
+    spec: &ModelSpec,
+    file: &GgufFile,
+    ignored: impl Fn(&str) -> bool,
+) -> Result<(), SpecError> {
+    let uses = spec.tensors();
+    for used in &uses {
+        shape(file, used.name, &used.dims)?;
     }
-    norm(file, &spec.output_norm)?;
-    linear(file, &spec.head)?;
-    no_others(spec, file)
-}
-
-/// A tensor that the spec does not name means a variant of the family that computes something else.
-fn no_others(spec: &ModelSpec, file: &GgufFile) -> Result<(), SpecError> {
-    let mut known: HashSet<&str> = spec.tensor_names().into_iter().collect();
-    known.insert(ROPE_FACTORS);
-    match file.tensors().find(|tensor| !known.contains(tensor.name())) {
+    let known: HashSet<&str> = uses.iter().map(|used| used.name).collect();
+    match file.tensors().find(|tensor| !known.contains(tensor.name()) && !ignored(tensor.name())) {
         None => Ok(()),
+        // A tensor that the spec does not name means a variant of the family that computes something else.
         Some(tensor) => Err(SpecError::UnknownTensor {
             file: file.path().display().to_string(),
             tensor: tensor.name().to_owned(),
@@ -48,36 +29,32 @@ fn no_others(spec: &ModelSpec, file: &GgufFile) -> Result<(), SpecError> {
     }
 }
 
-/// Decodes a vector of `len` values.
-pub(crate) fn vector(file: &GgufFile, name: &str, len: usize) -> Result<Vec<f32>, SpecError> {
-    let tensor = shape(file, name, &[len])?;
-    let mut values = vec![0.0; len];
-    decode_row(tensor.format()?, tensor.bytes(), &mut values);
+/// Decodes a tensor of shape `dims` to f32.
+pub(crate) fn values(file: &GgufFile, name: &str, dims: &[usize]) -> Result<Vec<f32>, SpecError> {
+    let tensor = shape(file, name, dims)?;
+    let format = tensor.format()?;
+    let (rows, cols) = (tensor.rows(), tensor.cols());
+    let row_bytes = format.row_bytes(cols).expect("the reader checked that rows are whole blocks");
+    let mut values = vec![0.0; rows * cols];
+    for (row, out) in tensor.bytes().chunks_exact(row_bytes).zip(values.chunks_exact_mut(cols)) {
+        decode_row(format, row, out);
+    }
     Ok(values)
 }
 
-fn linear(file: &GgufFile, linear: &LinearSpec) -> Result<(), SpecError> {
-    shape(file, &linear.weight, &[linear.inputs, linear.outputs])?;
-    if let Some(bias) = &linear.bias {
-        shape(file, bias, &[linear.outputs])?;
+/// The tensor `name`, when it has `dims` (columns first; further dimensions are 1) and a format that is decoded.
+fn shape<'f>(file: &'f GgufFile, name: &str, dims: &[usize]) -> Result<Tensor<'f>, SpecError> {
+    fn without_ones(dims: &[usize]) -> &[usize] {
+        let len = dims.iter().rposition(|d| *d != 1).map_or(0, |last| last + 1);
+        &dims[..len.max(1).min(dims.len())]
     }
-    Ok(())
-}
-
-fn norm(file: &GgufFile, norm: &NormSpec) -> Result<(), SpecError> {
-    shape(file, &norm.weight, &[norm.len]).map(drop)
-}
-
-/// The tensor `name`, when it has `dims` (columns first; further dimensions must be 1) and a format that is decoded.
-fn shape<'f>(file: &'f GgufFile, name: &str, dims: &[usize]) -> Result<crate::gguf::Tensor<'f>, SpecError> {
     let tensor = file.require_tensor(name)?;
-    let (front, rest) = tensor.dims().split_at(dims.len().min(tensor.dims().len()));
-    if front != dims || rest.iter().any(|d| *d != 1) {
+    if without_ones(tensor.dims()) != without_ones(dims) {
         return Err(SpecError::BadShape {
             file: file.path().display().to_string(),
             tensor: name.to_owned(),
             found: tensor.dims().to_vec(),
-            expected: dims.to_vec(),
+            expected: without_ones(dims).to_vec(),
         });
     }
     tensor.format()?;

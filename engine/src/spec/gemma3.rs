@@ -3,7 +3,7 @@
 
 use zllm_kernels::backend::{Activation, Rope, RopeStyle};
 
-use super::{LayerSpec, Mixer, ModelSpec, SpecError, read::Reader};
+use super::{AttentionSpec, Ffn, LayerSpec, ModelSpec, SpecError, read::Reader};
 
 /// Each sixth layer sees everything, where the file does not say otherwise.
 const WINDOW_PERIOD: usize = 6;
@@ -19,26 +19,29 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<ModelSpec, SpecError> {
     if d.layers == LAYERS_SCALED_BY_WIDTH && reader.positive("attention.scale")?.is_none() {
         d.attention_scale = 1.0 / ((d.width / d.heads) as f32).sqrt();
     }
-    let window = reader.count("attention.sliding_window", 1 << 28)?;
-    let windowed = reader.windowed_layers(d.layers, WINDOW_PERIOD)?;
+    let windows = reader.windows(d.layers, WINDOW_PERIOD)?;
     let global = reader.rope(RopeStyle::Neox, &d)?;
     let base = reader.positive("rope.freq_base_swa")?.unwrap_or(WINDOWED_BASE);
     let local = Rope { base, scale: 1.0, ..global.clone() };
-    let layers = windowed
-        .into_iter()
-        .enumerate()
-        .map(|(i, windowed)| {
-            let norm = |part: &str| reader.norm(&format!("blk.{i}.{part}"), d.width, d.epsilon);
-            let (rope, window) = if windowed { (&local, Some(window)) } else { (&global, None) };
-            LayerSpec {
-                mixer_norm: norm("attn_norm"),
-                mixer: Mixer::Attention(reader.attention(i, &d, rope.clone(), window)),
-                mixer_post_norm: Some(norm("post_attention_norm")),
-                ffn_norm: norm("ffn_norm"),
-                ffn: reader.gated_ffn(i, &d, Activation::GeluTanh),
-                ffn_post_norm: Some(norm("post_ffw_norm")),
-            }
-        })
-        .collect();
-    reader.model(&d, (d.width as f32).sqrt(), layers)
+    let layer = |(i, window): (usize, Option<usize>)| {
+        let norm = |part: &str| Some(reader.norm(&format!("blk.{i}.{part}"), d.width, d.epsilon));
+        let rope = if window.is_some() { &local } else { &global };
+        let attention = AttentionSpec { window, ..reader.attention(i, &d, Some(rope.clone())) };
+        LayerSpec {
+            mixer_post_norm: norm("post_attention_norm"),
+            ffn_post_norm: norm("post_ffw_norm"),
+            ..reader.pre_norm_layer(
+                i,
+                &d,
+                attention,
+                Ffn::Gated(reader.gated_ffn(i, &d, Activation::GeluTanh)),
+            )
+        }
+    };
+    let layers = windows.into_iter().enumerate().map(layer).collect();
+    Ok(ModelSpec {
+        embedding_scale: (d.width as f32).sqrt(),
+        logit_soft_cap: reader.cap("final_logit_softcapping")?,
+        ..reader.model(&d, layers)?
+    })
 }

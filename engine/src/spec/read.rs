@@ -1,42 +1,70 @@
 //! Reading numbers and tensor names that most families share.
 //!
+//! A reader remembers what a family has asked for. What it has not asked for and would change the result is refused at
+//! the end: a wrong answer would look like a right one.
+//!
 //! Invariant: every number that is returned is in the range that its caller may compute with.
 
-use zllm_kernels::backend::{Activation, Rope, RopeStyle};
+mod layers;
+mod rope;
 
-use super::{AttentionSpec, Ffn, LinearSpec, ModelSpec, NormSpec, SpecError};
+use std::{cell::RefCell, collections::HashSet};
+
+use super::{LayerSpec, LinearSpec, ModelSpec, NormSpec, SpecError};
 use crate::gguf::{GgufFile, PerLayer, Value};
 
 /// Layers that a file may announce; the deepest public models have about 130.
 const MAX_LAYERS: usize = 1024;
 /// Any other dimension; the widest public models have about 2^19 (vocabulary).
-const MAX_DIMENSION: usize = 1 << 24;
+pub(super) const MAX_DIMENSION: usize = 1 << 24;
 /// Context that a file may announce.
 const MAX_CONTEXT: usize = 1 << 28;
 
-/// Keys that change what a model computes in a way that no family here knows, each with the values that change nothing.
-const NOT_COMPUTED: [(&str, &[f64]); 12] = [
-    ("expert_count", &[0.0]),
-    ("attn_logit_softcapping", &[0.0]),
-    ("attention.logit_softcapping", &[0.0]),
-    ("final_logit_softcapping", &[0.0]),
-    ("attention.clamp_kqv", &[0.0]),
-    ("attention.max_alibi_bias", &[0.0]),
+/// Keys that change what a model computes, each with the values that change nothing: a family that does not read one
+/// of them computes only those.
+const CHANGE_THE_RESULT: [(&str, &[f64]); 27] = [
     ("attention.causal", &[1.0]),
-    ("use_parallel_residual", &[0.0]),
-    ("logit_scale", &[0.0, 1.0]),
-    ("residual_scale", &[0.0, 1.0]),
+    ("attention.clamp_kqv", &[0.0]),
+    ("attention.indexer.head_count", &[0.0]),
+    ("attention.logit_softcapping", &[0.0]),
+    ("attention.max_alibi_bias", &[0.0]),
+    ("attention.temperature_length", &[0.0]),
+    ("attention.temperature_scale", &[0.0, 1.0]),
+    ("attn_logit_softcapping", &[0.0]),
     ("embedding_scale", &[0.0, 1.0]),
+    ("expert_count", &[0.0]),
+    ("expert_gating_func", &[0.0]),
+    ("expert_group_count", &[0.0, 1.0]),
+    ("expert_shared_count", &[0.0]),
+    ("expert_weights_norm", &[0.0]),
+    ("expert_weights_scale", &[0.0, 1.0]),
+    ("final_logit_softcapping", &[0.0]),
+    ("interleave_moe_layer_step", &[0.0, 1.0]),
+    ("leading_dense_block_count", &[0.0]),
+    ("logit_scale", &[0.0, 1.0]),
+    ("nextn_predict_layers", &[0.0]),
+    ("residual_scale", &[0.0, 1.0]),
+    ("rope.scaling.alpha", &[0.0]),
     ("rope.scaling.attn_factor", &[0.0, 1.0]),
+    ("rope.scaling.yarn_attn_factor", &[1.0]),
+    ("rope.scaling.yarn_ext_factor", &[-1.0, 1.0]),
+    ("rope.scaling.yarn_log_multiplier", &[0.0]),
+    ("use_parallel_residual", &[0.0]),
 ];
 
-/// The tensor of frequency divisors, one a pair; the file may have it.
-pub(super) const ROPE_FACTORS: &str = "rope_freqs.weight";
+/// Positions that a windowed layer sees.
+pub(super) const WINDOW: &str = "attention.sliding_window";
 
 /// A file seen by a family: keys without the `architecture.` prefix.
 pub(super) struct Reader<'f> {
     file: &'f GgufFile,
     architecture: &'f str,
+    /// Positions that will be used at most.
+    context_limit: usize,
+    /// Keys that the family has asked for.
+    asked: RefCell<HashSet<String>>,
+    /// Beginnings of the names of tensors that have no part in the spec.
+    ignored: RefCell<Vec<String>>,
 }
 
 /// The numbers that every family of attention models has.
@@ -55,12 +83,27 @@ pub(super) struct Dimensions {
 }
 
 impl<'f> Reader<'f> {
-    pub(super) fn new(file: &'f GgufFile, architecture: &'f str) -> Self {
-        Self { file, architecture }
+    pub(super) fn new(file: &'f GgufFile, architecture: &'f str, context_limit: Option<usize>) -> Self {
+        let context_limit = context_limit.unwrap_or(usize::MAX);
+        Self { file, architecture, context_limit, asked: RefCell::default(), ignored: RefCell::default() }
     }
 
     fn key(&self, name: &str) -> String {
+        self.asked.borrow_mut().insert(name.to_owned());
         format!("{}.{name}", self.architecture)
+    }
+
+    /// Tensors whose names begin so may be in the file and have no part in what is computed.
+    pub(super) fn ignore(&self, beginning: impl Into<String>) {
+        self.ignored.borrow_mut().push(beginning.into());
+    }
+
+    pub(super) fn is_ignored(&self, tensor: &str) -> bool {
+        self.ignored.borrow().iter().any(|beginning| tensor.starts_with(beginning))
+    }
+
+    pub(super) fn has_tensor(&self, name: &str) -> bool {
+        self.file.tensor(name).is_some()
     }
 
     pub(super) fn bad(&self, key: &str, found: impl ToString, expected: impl ToString) -> SpecError {
@@ -82,10 +125,15 @@ impl<'f> Reader<'f> {
         }
     }
 
-    /// Refuses a file whose metadata asks for what is not computed: a wrong answer would look like a right one.
-    pub(super) fn check_keys(&self) -> Result<(), SpecError> {
-        for (name, neutral) in NOT_COMPUTED {
-            let Some(value) = self.file.metadata().get(&self.key(name)) else { continue };
+    /// Refuses a file whose metadata asks for what the family did not read.
+    pub(super) fn refuse_what_was_not_asked(&self) -> Result<(), SpecError> {
+        for (name, neutral) in CHANGE_THE_RESULT {
+            if self.asked.borrow().contains(name) {
+                continue;
+            }
+            let Some(value) = self.file.metadata().get(&format!("{}.{name}", self.architecture)) else {
+                continue;
+            };
             let number = match value {
                 Value::F32(x) => Some(f64::from(x)),
                 Value::F64(x) => Some(x),
@@ -98,7 +146,7 @@ impl<'f> Reader<'f> {
                 return Err(self.bad(name, found, expected));
             }
         }
-        Ok(())
+        if self.asked.borrow().contains(WINDOW) { Ok(()) } else { self.refuse_window() }
     }
 
     /// A required number from 1 to `most`.
@@ -116,6 +164,27 @@ impl<'f> Reader<'f> {
             .transpose()
     }
 
+    /// A number from 0 to `most`; 0 where the file has none.
+    pub(super) fn number_or_0(&self, name: &str, most: usize) -> Result<usize, SpecError> {
+        match self.file.metadata().opt_u64(&self.key(name))? {
+            None | Some(0) => Ok(0),
+            Some(found) => self.in_range(name, found, most),
+        }
+    }
+
+    /// Whether the file says so.
+    pub(super) fn flag(&self, name: &str) -> Result<bool, SpecError> {
+        Ok(self.file.metadata().opt_bool(&self.key(name))?.unwrap_or(false))
+    }
+
+    /// Leaves out the last layers, which guess further tokens and have no part in the next one.
+    pub(super) fn skip_guessing_layers(&self, d: &mut Dimensions) -> Result<(), SpecError> {
+        let guessing = self.number_or_0("nextn_predict_layers", d.layers - 1)?;
+        d.layers -= guessing;
+        (d.layers..d.layers + guessing).for_each(|i| self.ignore(format!("blk.{i}.")));
+        Ok(())
+    }
+
     fn in_range(&self, name: &str, found: u64, most: usize) -> Result<usize, SpecError> {
         usize::try_from(found)
             .ok()
@@ -128,6 +197,19 @@ impl<'f> Reader<'f> {
         match self.file.metadata().opt_f32(&self.key(name))? {
             Some(x) if !(x.is_finite() && x > 0.0) => Err(self.bad(name, x, "it must be finite and above 0")),
             other => Ok(other),
+        }
+    }
+
+    /// A finite, positive factor; 1 where the file has none or says 0.
+    pub(super) fn factor(&self, name: &str) -> Result<f32, SpecError> {
+        Ok(self.cap(name)?.unwrap_or(1.0))
+    }
+
+    /// A finite, positive bound; none where the file has none or says 0.
+    pub(super) fn cap(&self, name: &str) -> Result<Option<f32>, SpecError> {
+        match self.file.metadata().opt_f32(&self.key(name))? {
+            Some(0.0) => Ok(None),
+            _ => self.positive(name),
         }
     }
 
@@ -171,129 +253,46 @@ impl<'f> Reader<'f> {
         })
     }
 
-    /// The rotary embedding that the metadata describes. A factor without a type is a linear one; `rope.scale_linear` is
-    /// what old files call it.
-    pub(super) fn rope(&self, style: RopeStyle, d: &Dimensions) -> Result<Rope, SpecError> {
-        let scaling = self.file.metadata().opt_str(&self.key("rope.scaling.type"))?.unwrap_or("linear");
-        let factor = match self.positive("rope.scaling.factor")? {
-            None => self.positive("rope.scale_linear")?,
-            found => found,
-        };
-        let factor = factor.unwrap_or(1.0);
-        if !(1.0 / factor).is_finite() {
-            return Err(self.bad("rope.scaling.factor", factor, "its inverse must be finite"));
-        }
-        let scale = match scaling {
-            "none" => 1.0,
-            "linear" => 1.0 / factor,
-            other => return Err(self.bad("rope.scaling.type", other, "none and linear are supported")),
-        };
-        let base = self.positive("rope.freq_base")?.unwrap_or(10_000.0);
-        Ok(Rope {
-            style,
-            rotary_dim: d.rotary_dim,
-            base,
-            scale,
-            factors: self.rope_factors(d)?,
-            magnitude: 1.0,
-        })
-    }
-
-    /// [`ROPE_FACTORS`], one divisor a pair; empty when the file has none.
-    fn rope_factors(&self, d: &Dimensions) -> Result<Vec<f32>, SpecError> {
-        if self.file.tensor(ROPE_FACTORS).is_none() {
-            return Ok(Vec::new());
-        }
-        let factors = super::checks::vector(self.file, ROPE_FACTORS, d.rotary_dim / 2)?;
-        match factors.iter().find(|f| !(f.is_finite() && **f != 0.0)) {
-            Some(bad) => {
-                Err(self.bad_tensor(ROPE_FACTORS, bad, "every frequency factor must be finite and not 0"))
-            }
-            None => Ok(factors),
-        }
-    }
-
+    /// The product with `NAME.weight`; with `NAME.bias` and `NAME.scale` where the file has them.
     pub(super) fn linear(&self, name: &str, inputs: usize, outputs: usize) -> LinearSpec {
-        let bias = format!("{name}.bias");
+        let optional = |part: &str| Some(format!("{name}.{part}")).filter(|name| self.has_tensor(name));
         LinearSpec {
             weight: format!("{name}.weight"),
-            bias: self.file.tensor(&bias).is_some().then_some(bias),
+            first_row: 0,
+            tensor_rows: outputs,
+            scale: optional("scale"),
+            bias: optional("bias"),
             inputs,
             outputs,
         }
+    }
+
+    /// Several products with the rows of one tensor, one after the other.
+    pub(super) fn fused<const N: usize>(
+        &self,
+        name: &str,
+        inputs: usize,
+        outputs: [usize; N],
+    ) -> [LinearSpec; N] {
+        let whole = self.linear(name, inputs, outputs.iter().sum());
+        let mut first_row = 0;
+        outputs.map(|outputs| {
+            let part = LinearSpec { first_row, outputs, ..whole.clone() };
+            first_row += outputs;
+            part
+        })
     }
 
     pub(super) fn norm(&self, name: &str, len: usize, epsilon: f32) -> NormSpec {
         NormSpec { weight: format!("{name}.weight"), len, epsilon }
     }
 
-    /// The q, k, v and output products of layer `index` under their usual names; norms of heads where the file has them.
-    /// Scores are multiplied by `d.attention_scale`.
-    pub(super) fn attention(
-        &self,
-        index: usize,
-        d: &Dimensions,
-        rope: Rope,
-        window: Option<usize>,
-    ) -> AttentionSpec {
-        let name = |part: &str| format!("blk.{index}.{part}");
-        let head_norm = |part: &str| {
-            let norm = self.norm(&name(part), d.key_dim, d.epsilon);
-            self.file.tensor(&norm.weight).is_some().then_some(norm)
-        };
-        AttentionSpec {
-            heads: d.heads,
-            kv_heads: d.kv_heads,
-            key_dim: d.key_dim,
-            value_dim: d.value_dim,
-            scale: d.attention_scale,
-            window,
-            soft_cap: None,
-            rope,
-            query_norm: head_norm("attn_q_norm"),
-            key_norm: head_norm("attn_k_norm"),
-            query: self.linear(&name("attn_q"), d.width, d.heads * d.key_dim),
-            key: self.linear(&name("attn_k"), d.width, d.kv_heads * d.key_dim),
-            value: self.linear(&name("attn_v"), d.width, d.kv_heads * d.value_dim),
-            output: self.linear(&name("attn_output"), d.heads * d.value_dim, d.width),
-        }
-    }
-
-    pub(super) fn gated_ffn(&self, index: usize, d: &Dimensions, activation: Activation) -> Ffn {
-        let name = |part: &str| format!("blk.{index}.{part}");
-        Ffn::Gated {
-            activation,
-            gate: self.linear(&name("ffn_gate"), d.width, d.hidden),
-            up: self.linear(&name("ffn_up"), d.width, d.hidden),
-            down: self.linear(&name("ffn_down"), d.hidden, d.width),
-        }
-    }
-
-    /// Pre-norm layers that all see everything, with a SiLU gate: what most families are.
-    pub(super) fn plain_decoder(&self, style: RopeStyle) -> Result<ModelSpec, SpecError> {
-        let d = self.dimensions()?;
-        let rope = self.rope(style, &d)?;
-        self.refuse_window()?;
-        let layers = (0..d.layers)
-            .map(|i| super::LayerSpec {
-                mixer_norm: self.norm(&format!("blk.{i}.attn_norm"), d.width, d.epsilon),
-                mixer: super::Mixer::Attention(self.attention(i, &d, rope.clone(), None)),
-                mixer_post_norm: None,
-                ffn_norm: self.norm(&format!("blk.{i}.ffn_norm"), d.width, d.epsilon),
-                ffn: self.gated_ffn(i, &d, Activation::Silu),
-                ffn_post_norm: None,
-            })
-            .collect();
-        self.model(&d, 1.0, layers)
-    }
-
     /// Refuses a window that is shorter than the context, in a family whose layers see everything.
     fn refuse_window(&self) -> Result<(), SpecError> {
-        const KEY: &str = "attention.sliding_window";
-        let context = self.count("context_length", MAX_CONTEXT)?;
-        match self.file.metadata().opt_u64(&self.key(KEY))? {
+        let context = self.context_length()?;
+        match self.file.metadata().opt_u64(&self.key(WINDOW))? {
             Some(window) if (1..context as u64).contains(&window) => Err(self.bad(
-                KEY,
+                WINDOW,
                 window,
                 format!("layers of this family see the whole context of {context}"),
             )),
@@ -301,13 +300,13 @@ impl<'f> Reader<'f> {
         }
     }
 
+    /// Positions that the model was made for and that will be used.
+    pub(super) fn context_length(&self) -> Result<usize, SpecError> {
+        Ok(self.count("context_length", MAX_CONTEXT)?.min(self.context_limit))
+    }
+
     /// What surrounds the layers: embedding, last norm and head, tied to the embedding when the file has no own one.
-    pub(super) fn model(
-        &self,
-        d: &Dimensions,
-        embedding_scale: f32,
-        layers: Vec<super::LayerSpec>,
-    ) -> Result<ModelSpec, SpecError> {
+    pub(super) fn model(&self, d: &Dimensions, layers: Vec<LayerSpec>) -> Result<ModelSpec, SpecError> {
         const EMBEDDING: &str = "token_embd.weight";
         let embedding = self.file.require_tensor(EMBEDDING)?;
         let vocab_size = embedding.rows();
@@ -323,28 +322,14 @@ impl<'f> Reader<'f> {
             name: self.file.metadata().opt_str("general.name")?.unwrap_or(self.architecture).to_owned(),
             width: d.width,
             vocab_size,
-            context_length: self.count("context_length", MAX_CONTEXT)?,
+            context_length: self.context_length()?,
             embedding: EMBEDDING.to_owned(),
-            embedding_scale,
+            embedding_scale: 1.0,
             layers,
             output_norm: self.norm("output_norm", d.width, d.epsilon),
             head,
+            logit_scale: 1.0,
             logit_soft_cap: None,
         })
-    }
-
-    /// Which layers have a window: the file has a flag for each layer, or one number, the period, or neither, when it is
-    /// `usual_period`. Each `period`-th layer sees everything; no layer does when it is 0.
-    pub(super) fn windowed_layers(&self, layers: usize, usual_period: usize) -> Result<Vec<bool>, SpecError> {
-        const KEY: &str = "attention.sliding_window_pattern";
-        if let Some(Value::Bool(found)) = self.file.metadata().get(&self.key(KEY)) {
-            return Err(self.bad(KEY, found, "it must be a period, or a flag for each layer"));
-        }
-        let period = match self.file.metadata().opt_per_layer(&self.key(KEY), layers)? {
-            Some(PerLayer::Each(flags)) => return Ok(flags.iter().map(|f| *f != 0).collect()),
-            Some(PerLayer::All(period)) => period as usize,
-            None => usual_period,
-        };
-        Ok((0..layers).map(|i| period == 0 || i % period < period - 1).collect())
     }
 }

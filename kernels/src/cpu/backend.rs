@@ -218,6 +218,13 @@ impl Pointwise for CpuBackend {
         ops::scale(&self.pool, self.isa, target.rows_mut(rows), factor);
     }
 
+    fn scale_rows(&mut self, target: &mut Tensor, factors: &[f32]) {
+        let cols = target.cols;
+        for (row, factor) in target.rows_mut(factors.len()).chunks_exact_mut(cols).zip(factors) {
+            ops::scale(&self.pool, self.isa, row, *factor);
+        }
+    }
+
     fn gate_rows(&mut self, target: &mut Tensor, rows: usize, gate: &Tensor) {
         assert_eq!(gate.cols, 1, "one gate a row");
         ops::gate_rows(&self.pool, self.isa, target.rows_mut(rows), gate.rows(rows));
@@ -324,6 +331,10 @@ impl Experts for CpuBackend {
     fn add_routed_bias(&mut self, target: &mut Tensor, routes: &Routes, bias: &Tensor) {
         assert_eq!(target.cols, bias.cols, "a bias has the rows' width");
         experts::add_bias(&self.pool, self.isa, routes, target.rows_mut(routes.pairs()), &bias.values);
+    }
+
+    fn scale_routed(&mut self, target: &mut Tensor, routes: &Routes, scales: &Tensor) {
+        experts::scale(&self.pool, self.isa, routes, target.rows_mut(routes.pairs()), scales.rows(1));
     }
 
     fn combine_routed(&mut self, input: &Tensor, routes: &Routes, output: &mut Tensor) {

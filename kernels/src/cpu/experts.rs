@@ -325,6 +325,18 @@ pub fn add_bias(pool: &Pool, isa: Isa, routes: &Routes, x: &mut [f32], bias: &[f
     }
 }
 
+/// Multiplies each pair of `x` with the value of its expert in `scales`.
+///
+/// # Panics
+/// When the sizes do not fit.
+pub fn scale(pool: &Pool, isa: Isa, routes: &Routes, x: &mut [f32], scales: &[f32]) {
+    let cols = x.len().checked_div(routes.pairs()).unwrap_or(0);
+    assert_eq!(x.len(), routes.pairs() * cols, "a row for each pair");
+    for Run { expert, pairs } in &routes.runs {
+        super::ops::scale(pool, isa, &mut x[pairs.start * cols..pairs.end * cols], scales[*expert]);
+    }
+}
+
 /// `output[row] = w0 * pair0`, then `fma` of the row's other pairs in the order of choice.
 ///
 /// # Panics
