@@ -89,11 +89,11 @@ fn names(folder: &Path) -> Vec<String> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::config::KvFormatName;
+    use zllm_engine::KvFormat;
 
     pub(crate) fn defaults() -> ModelDefaults {
         ModelDefaults {
-            kv_format: KvFormatName::I16,
+            kv_format: KvFormat::I16,
             kv_budget_bytes: 1 << 20,
             context_tokens: None,
             threads: 1,

@@ -9,7 +9,7 @@ mod cores;
 mod file;
 
 pub(crate) use cli::Cli;
-pub(crate) use file::{KvFormatName, LoadWhen};
+pub(crate) use file::LoadWhen;
 
 use crate::limits;
 use crate::scheduler::core::CoreLimits;
@@ -19,6 +19,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use zllm_engine::KvFormat;
 
 /// Everything the daemon needs to know, complete and checked.
 #[derive(Debug, Clone)]
@@ -54,7 +55,7 @@ pub(crate) struct ModelSettings {
 /// What may be said of a model beside where it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ModelDefaults {
-    pub(crate) kv_format: KvFormatName,
+    pub(crate) kv_format: KvFormat,
     pub(crate) kv_budget_bytes: u64,
     pub(crate) context_tokens: Option<usize>,
     pub(crate) threads: usize,
@@ -96,7 +97,7 @@ impl Config {
         let threads = count("threads", cli.threads.or(file.threads), cores::physical_cores())?;
         let kv_budget = cli.kv_budget.or(file.defaults.kv_budget);
         let model_defaults = ModelDefaults {
-            kv_format: file.defaults.kv_format.unwrap_or(KvFormatName::I16),
+            kv_format: cli.kv_format.or(file.defaults.kv_format.map(|name| name.0)).unwrap_or_default(),
             kv_budget_bytes: kv_budget.map_or(limits::DEFAULT_KV_BUDGET_BYTES, |budget| budget.0),
             context_tokens: None,
             threads,
@@ -142,8 +143,8 @@ impl Config {
             format!("models folder: {folder}"),
             format!("threads: {}", self.model_defaults.threads),
             format!(
-                "KV memory of a model: {} bytes, unless it says otherwise",
-                self.model_defaults.kv_budget_bytes
+                "KV memory of a model: {} bytes, in format {}, unless it says otherwise",
+                self.model_defaults.kv_budget_bytes, self.model_defaults.kv_format
             ),
         ];
         lines.extend(self.models.iter().map(|(name, model)| {
@@ -200,7 +201,7 @@ fn model(
 ) -> anyhow::Result<ModelSettings> {
     let mut defaults = defaults.clone();
     if let Some(kv_format) = entry.kv_format {
-        defaults.kv_format = kv_format;
+        defaults.kv_format = kv_format.0;
     }
     if let Some(budget) = entry.kv_budget {
         defaults.kv_budget_bytes = budget.0;
@@ -263,12 +264,15 @@ mod tests {
                     [models.own]\npath = \"o\"\nkv_budget = \"64MiB\"\n";
         let config = read(text, &[]).expect("valid");
         assert_eq!(config.model_defaults.kv_budget_bytes, 1 << 30);
-        assert_eq!(config.model_defaults.kv_format, KvFormatName::F16);
+        assert_eq!(config.model_defaults.kv_format, KvFormat::F16);
         assert_eq!(config.models["plain"].defaults, config.model_defaults);
         assert_eq!(config.models["own"].defaults.kv_budget_bytes, 64 << 20);
         let config = read(text, &["--kv-budget", "2GiB"]).expect("valid");
         assert_eq!(config.model_defaults.kv_budget_bytes, 2 << 30);
         assert_eq!(config.models["own"].defaults.kv_budget_bytes, 64 << 20);
+        let config = read(text, &["--kv-format", "i16/q8g64"]).expect("valid");
+        assert_eq!(config.model_defaults.kv_format.to_string(), "i16/q8g64");
+        assert!(config.summary().contains("in format i16/q8g64"), "{}", config.summary());
     }
 
     #[test]
@@ -279,7 +283,7 @@ mod tests {
         let small = &config.models["small"];
         assert_eq!(small.path, Path::new("/etc/zllm/m/small.gguf"));
         assert_eq!(small.defaults.kv_budget_bytes, 64 << 20);
-        assert_eq!(small.defaults.kv_format, KvFormatName::F16);
+        assert_eq!(small.defaults.kv_format, KvFormat::F16);
         assert_eq!((small.defaults.context_tokens, small.defaults.threads), (Some(512), 2));
         assert_eq!(config.startup_models().collect::<Vec<_>>(), ["small"]);
     }
@@ -291,6 +295,8 @@ mod tests {
         let error =
             read("[models.a]\npath = \"x\"\nkv_budget = \"lots\"\n", &[]).expect_err("no size").to_string();
         assert!(error.contains("line 3") && error.contains("lots"), "{error}");
+        let error = read("[defaults]\nkv_format = \"q4\"\n", &[]).expect_err("no format").to_string();
+        assert!(error.contains("line 2") && error.contains("i16, f16 or q8g64"), "{error}");
         let error = read("[limits]\nrunning_jobs = 0\n", &[]).expect_err("zero").to_string();
         assert!(error.contains("limits.running_jobs"), "{error}");
         let error = read("", &["--drain-seconds", &u64::MAX.to_string()]).expect_err("for ever").to_string();

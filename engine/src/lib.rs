@@ -30,6 +30,6 @@ pub use request::{FinishReason, GenerationParams, Prompt, RequestError};
 pub use runtime::{LoadProgress, Logits, Runtime, RuntimeError, RuntimeLimits, StepError, StepRow, Want};
 pub use text_model::TextModel;
 pub use zllm_kernels::{
-    backend::{KV_BLOCK_TOKENS, KvFormat},
+    backend::{KV_BLOCK_TOKENS, KvCodec, KvFormat, UnknownKvFormat},
     cpu::isa::Isa,
 };

@@ -43,7 +43,7 @@ impl Default for LoadOptions {
         Self {
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             isa: None,
-            kv_format: KvFormat::I16,
+            kv_format: KvFormat::default(),
             kv_budget_bytes: 1 << 30,
             context_limit: None,
             prefill_chunk_tokens: 512,

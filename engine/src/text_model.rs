@@ -157,7 +157,7 @@ fn fingerprint(file: &GgufFile, spec: &ModelSpec, kv_format: KvFormat) -> [u8; 3
     const SAMPLE_BYTES: usize = 4096;
     let mut hash = blake3::Hasher::new();
     hash.update(b"zllm fingerprint 1\0");
-    hash.update(kv_format.name().as_bytes());
+    hash.update(format!("{kv_format}\0").as_bytes());
     // What is computed follows from the file, but for what the context that is used decides.
     for layer in &spec.layers {
         hash.update(format!("{:?}\0", layer.mixer).as_bytes());

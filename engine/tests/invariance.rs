@@ -59,19 +59,19 @@ fn last_logits(model: &mut LoadedModel, sequence: usize, runs: &[usize]) -> Vec<
 #[test]
 fn every_split_and_chunk_gives_the_same_bits() {
     for family in FAMILIES {
-        for kv_format in [KvFormat::I16, KvFormat::F16] {
+        for kv_format in [KvFormat::I16, KvFormat::F16, KvFormat::Q8G64] {
             let mut model = load(family, LoadOptions { kv_format, ..options() });
             let whole = last_logits(&mut model, 0, &[TOKENS]);
             for split in 1..TOKENS {
                 let found = last_logits(&mut model, 0, &[split, TOKENS - split]);
-                assert!(found == whole, "{family} {kv_format:?}: split at {split}");
+                assert!(found == whole, "{family} {kv_format}: split at {split}");
             }
             for chunk in [1, 7, 33, 64, 65] {
                 let mut runs = vec![chunk; TOKENS / chunk];
                 runs.extend(Some(TOKENS % chunk).filter(|rest| *rest > 0));
                 assert!(
                     last_logits(&mut model, 0, &runs) == whole,
-                    "{family} {kv_format:?}: chunks of {chunk}"
+                    "{family} {kv_format}: chunks of {chunk}"
                 );
             }
         }

@@ -29,7 +29,7 @@ fn main() {
     let threads = args.next().map_or(2, |n| n.parse().expect("THREADS is a number"));
     let formats = args
         .next()
-        .map_or(vec![KvFormat::I16, KvFormat::F16], |f| vec![f.parse().expect("FORMAT: i16 or f16")]);
+        .map_or(vec![KvFormat::I16, KvFormat::F16, KvFormat::Q8G64], |f| vec![f.parse().expect("FORMAT")]);
     let isas =
         args.next().map_or(Isa::available(), |isa| vec![isa.parse().expect("ISA: scalar, avx2 or avx512")]);
     let layer = |kv_heads, dim| KvLayer { kv_heads, k_dim: dim, v_dim: dim };
@@ -52,7 +52,7 @@ fn main() {
                 });
                 let decode = [2048, 16 * 1024].map(|depth| format!("{:7.1}", bench.time(depth, 1).0 * 1e6));
                 println!(
-                    "{:26} {format} {:7}  {}  {}  append {:.2} us a token",
+                    "{:26} {format:9} {:7}  {}  {}  append {:.2} us a token",
                     shape.name,
                     isa.name(),
                     prefill.join(" "),

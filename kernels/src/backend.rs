@@ -251,38 +251,92 @@ pub trait Pointwise: Memory {
 /// Tokens of one KV block.
 pub const KV_BLOCK_TOKENS: usize = 64;
 
-/// How keys and values are kept.
+/// How one side of the cache, keys or values, is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum KvFormat {
-    /// i16 codes with one f32 scale a token and head; exact integer products. The default: fastest and most accurate.
+pub enum KvCodec {
+    /// i16 codes with one f32 scale a token and head; exact integer products.
     I16,
     /// IEEE half floats with f32 products. A value beyond 65504 makes the rows that see it NaN.
     F16,
+    /// i8 codes in groups of 64 dimensions with one f16 scale a token, head and group; exact integer products. Half the
+    /// bytes and far less accurate, keys more so than values.
+    Q8G64,
 }
 
-impl KvFormat {
-    /// The name used in configuration, fingerprints and `--kv-format`.
+impl KvCodec {
+    /// Every codec.
+    pub const ALL: [Self; 3] = [Self::I16, Self::F16, Self::Q8G64];
+
+    /// The name used in configuration and fingerprints.
     pub const fn name(self) -> &'static str {
         match self {
             Self::I16 => "i16",
             Self::F16 => "f16",
+            Self::Q8G64 => "q8g64",
         }
+    }
+}
+
+/// How keys and values are kept, each in its own way. Written as one name for both, `i16`, or as keys, a slash and
+/// values: `i16/q8g64`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KvFormat {
+    /// How keys are kept.
+    pub keys: KvCodec,
+    /// How values are kept.
+    pub values: KvCodec,
+}
+
+impl KvFormat {
+    /// The default: fastest and most accurate.
+    pub const I16: Self = Self::both(KvCodec::I16);
+    /// Half floats.
+    pub const F16: Self = Self::both(KvCodec::F16);
+    /// Half the bytes.
+    pub const Q8G64: Self = Self::both(KvCodec::Q8G64);
+
+    /// Keys and values in the same way.
+    pub const fn both(codec: KvCodec) -> Self {
+        Self { keys: codec, values: codec }
+    }
+
+    /// Every pair.
+    pub fn all() -> impl Iterator<Item = Self> {
+        KvCodec::ALL.into_iter().flat_map(|keys| KvCodec::ALL.map(|values| Self { keys, values }))
+    }
+}
+
+impl Default for KvFormat {
+    fn default() -> Self {
+        Self::I16
     }
 }
 
 impl std::fmt::Display for KvFormat {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
+        if self.keys == self.values {
+            return f.pad(self.keys.name());
+        }
+        f.pad(&format!("{}/{}", self.keys.name(), self.values.name()))
     }
 }
 
+/// A KV format that is not known.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{name:?} is no KV format; i16, f16 or q8g64, or two of them as KEYS/VALUES such as i16/q8g64, work")]
+pub struct UnknownKvFormat {
+    /// What was given.
+    pub name: String,
+}
+
 impl std::str::FromStr for KvFormat {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        match s {
-            "i16" => Ok(Self::I16),
-            "f16" => Ok(Self::F16),
-            _ => Err(format!("unknown KV format {s:?}: i16 or f16")),
+    type Err = UnknownKvFormat;
+    fn from_str(text: &str) -> Result<Self, UnknownKvFormat> {
+        let codec = |name: &str| KvCodec::ALL.into_iter().find(|codec| codec.name() == name);
+        let (keys, values) = text.split_once('/').unwrap_or((text, text));
+        match (codec(keys), codec(values)) {
+            (Some(keys), Some(values)) => Ok(Self { keys, values }),
+            _ => Err(UnknownKvFormat { name: text.to_owned() }),
         }
     }
 }
@@ -380,9 +434,15 @@ mod tests {
 
     #[test]
     fn format_names_parse_back() {
-        for format in [KvFormat::I16, KvFormat::F16] {
-            assert_eq!(format.name().parse(), Ok(format));
+        for format in KvFormat::all() {
+            assert_eq!(format.to_string().parse(), Ok(format));
         }
-        assert!("q8".parse::<KvFormat>().is_err());
+        assert_eq!(KvFormat::all().count(), 9);
+        assert_eq!("i16/q8g64".parse(), Ok(KvFormat { keys: KvCodec::I16, values: KvCodec::Q8G64 }));
+        assert_eq!(KvFormat::Q8G64.to_string(), "q8g64");
+        for bad in ["q8", "", "/", "i16/", "/f16", "i16/f16/f16", "I16"] {
+            let error = bad.parse::<KvFormat>().expect_err("not a format").to_string();
+            assert!(error.starts_with(&format!("{bad:?} is no KV format; i16, f16 or q8g64")), "{error}");
+        }
     }
 }

@@ -3,6 +3,7 @@
 use super::bytes::ByteSize;
 use clap::Parser;
 use std::path::PathBuf;
+use zllm_engine::KvFormat;
 
 /// Serves GGUF language models over a Unix socket.
 #[derive(Debug, Clone, Parser)]
@@ -44,6 +45,9 @@ pub(crate) struct Cli {
     /// Memory for keys and values of a model that names none, such as 512MiB
     #[arg(long, value_name = "SIZE", env = "ZLLM_KV_BUDGET")]
     pub(crate) kv_budget: Option<ByteSize>,
+    /// How a model that does not say keeps keys and values: i16, f16 or q8g64, or KEYS/VALUES [default: i16]
+    #[arg(long, value_name = "FORMAT", env = "ZLLM_KV_FORMAT")]
+    pub(crate) kv_format: Option<KvFormat>,
     /// Jobs that are computed side by side
     #[arg(long, value_name = "N", env = "ZLLM_RUNNING_JOBS")]
     pub(crate) running_jobs: Option<usize>,

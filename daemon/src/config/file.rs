@@ -4,6 +4,7 @@ use super::bytes::ByteSize;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use zllm_engine::{KvFormat, UnknownKvFormat};
 
 /// The whole file.
 #[derive(Debug, Default, Deserialize)]
@@ -68,14 +69,17 @@ pub(crate) enum LoadWhen {
     Demand,
 }
 
-/// How keys and values are kept.
+/// How keys and values are kept, by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum KvFormatName {
-    /// 16-bit integers with a scale.
-    I16,
-    /// Half-precision floats.
-    F16,
+#[serde(try_from = "String")]
+pub(crate) struct KvFormatName(pub(crate) KvFormat);
+
+impl TryFrom<String> for KvFormatName {
+    type Error = UnknownKvFormat;
+
+    fn try_from(name: String) -> Result<Self, UnknownKvFormat> {
+        name.parse().map(Self)
+    }
 }
 
 impl ConfigFile {

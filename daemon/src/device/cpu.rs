@@ -2,12 +2,12 @@
 
 use super::port::{Description, Device, Generate, LoadProgress, Loaded, is_last};
 use super::text::EngineText;
-use crate::config::{KvFormatName, ModelSettings};
+use crate::config::ModelSettings;
 use crate::scheduler::plan::{JobNumber, ModelName, RowOutcome, StepOutcome, StepPlan};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use zllm_engine::{Isa, KV_BLOCK_TOKENS, KvFormat, LoadOptions, LoadedModel, StepRow, Want};
+use zllm_engine::{Isa, KV_BLOCK_TOKENS, LoadOptions, LoadedModel, StepRow, Want};
 use zllm_state::BLOCK_TOKENS;
 use zllm_wire::LoadStage;
 
@@ -110,10 +110,7 @@ fn options(settings: &ModelSettings) -> LoadOptions {
     LoadOptions {
         threads: defaults.threads,
         isa: None,
-        kv_format: match defaults.kv_format {
-            KvFormatName::I16 => KvFormat::I16,
-            KvFormatName::F16 => KvFormat::F16,
-        },
+        kv_format: defaults.kv_format,
         kv_budget_bytes: defaults.kv_budget_bytes,
         context_limit: defaults.context_tokens,
         prefill_chunk_tokens: defaults.prefill_chunk_tokens,

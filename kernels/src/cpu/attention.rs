@@ -4,26 +4,32 @@
 //! on nothing else: not on the batch, chunking, tiles, blocks, threads or instruction set. The contract that makes it so
 //! (all f32, rounded to nearest even, `fma` only where written):
 //!
-//! 1. **Encode** K and q (after rope), per token and head: `am = max|x|`; `n2 = sum x*x` in 16 lanes (lane = dimension mod
-//!    16, ascending, `fma`), then the tree of `simd`.
-//!    I16: `inv = min(32767/am, 46300/sqrt(n2))`, code = rne(x*inv), `ks = 1/inv`; for q `qs = (scale*log2 e)/inv`. The
-//!    2-norm bound makes every dot product exact in i32 (Cauchy-Schwarz). V: `inv = 4095/am`, code = rne, `vs = am/4095`.
-//!    F16: K and V rounded to half; q times `scale*log2 e`.
+//! 1. **Encode** K, V and q (K and q after rope), per token and head. Keys and values have a codec each; that of the keys
+//!    encodes q. `am = max|x|`; `n2 = sum x*x` in 16 lanes (lane = dimension mod 16, ascending, `fma`), then the tree of
+//!    `simd`. Codes are rne(x*inv).
+//!    * q for I16 and Q8G64: `inv = min(32767/am, 46300/sqrt(n2))`, `qs = (scale*log2 e)/inv`.
+//!    * I16: K likewise with `ks = 1/inv`: the bound of the 2-norm makes every dot product exact in i32 (Cauchy-Schwarz).
+//!      V: `inv = 4095/am`, `vs = am/4095`.
+//!    * Q8G64: K and V in groups of 64 dimensions (the last one of a head may be shorter), each with `ks` or `vs` =
+//!      `am/127` rounded *up* to f16, so that no code passes 127, and `inv = 1/ks`. Codes of q have 16 bits all the same.
+//!    * F16: K and V rounded to half; q times `scale*log2 e`.
 //! 2. **Range** r = keys at absolute positions [256 r, 256 r + 256) of the sequence. Its size is part of the contract.
-//! 3. **Scores** in log2 units. I16: `s = (f32(dot) * qs) * ks`. F16: an `fma` chain over the dimensions, ascending. With
+//! 3. **Scores** in log2 units. I16 and Q8G64: for each group of dimensions with one scale, ascending,
+//!    `s = fma(f32(dot)*qs, ks, s)` from 0, each dot exact in i32. F16: an `fma` chain over the dimensions, ascending. With
 //!    a softcap `c`: `s = tanh(s * (1/(c*log2 e))) * (c*log2 e)`. Not visible (causal, window): `s = -inf`.
 //! 4. `m_r` = max over the range; `p = exp2(s - m_r)`, the fixed function of `math`: exactly 1 at 0, exactly 0 below -90,
 //!    so that a masked key is an exact no-op.
 //! 5. `l_r` = sum of p in 16 lanes (lane = position mod 16), groups of 16 keys ascending, then the tree.
-//! 6. I16: `t = p*vs`; `T` = max, `S` = sum (as 5); `c = min(32767/T, 520000/S)` (when T is not above 2^-100, O_r is 0);
-//!    `pc = rne(t*c)` as i16; `O_r[d] = f32(sum of pc*v) * (1/c)`, exact in i32. F16: `O_r[d]` = an `fma` chain over the keys, ascending from 0.
+//! 6. I16 and Q8G64, for each group of dimensions with one scale: `t = p*vs`; `T` = max, `S` = sum (as 5);
+//!    `c = min(32767/T, 520000/S)`, for Q8G64 `32767/T` (when T is not above 2^-100, O_r is 0); `pc = rne(t*c)` as i16;
+//!    `O_r[d] = f32(sum of pc*v) * (1/c)`, exact in i32. F16: `O_r[d]` = an `fma` chain over the keys, ascending from 0.
 //! 7. **Merge**, ranges ascending, ranges without a visible key skipped. The state starts at m = -inf, l = 0, O = 0; with a
 //!    learned sink at m = sink*log2 e, l = 1, O = 0. `mn = max(m, m_r)`, `a = exp2(m - mn)` (0 when m is -inf),
 //!    `b = exp2(m_r - mn)`, `l = fma(l, a, l_r*b)`, `O = fma(O, a, O_r*b)`, `m = mn`.
 //! 8. Output `O * (1/l)`.
 //!
 //! **Extremes.** A vector whose largest magnitude is below 2^-56 is kept as zeros. A K or V vector with a component that is
-//! not finite or beyond 2^56 (F16: 65504) *poisons* its token and head: K becomes NaN, V zeros, and exactly the rows that
+//! not finite or beyond 2^56 (F16: 65504; Q8G64: 127 x 65504) *poisons* its token and head: K becomes NaN, V zeros, and exactly the rows that
 //! see the key come out NaN. Such a q makes its own row NaN. Nothing else is harmed.
 //!
 //! Layouts: q `rows x heads x k_dim`, k and v `rows x kv_heads x dim`, out `rows x heads x v_dim`; heads `[g*h, g*h + g)`
@@ -36,7 +42,7 @@ use super::{
     share::Shared,
     simd::{self, Kernel, Simd},
 };
-use crate::backend::{KV_BLOCK_TOKENS, KvFormat, Span};
+use crate::backend::{KV_BLOCK_TOKENS, Span};
 
 mod append;
 mod codec;
@@ -138,6 +144,7 @@ pub fn attend(pool: &Pool, isa: Isa, arena: &KvArena, args: AttendArgs<'_>, scra
     let context = Context {
         bytes: arena.bytes(),
         block_bytes: arena.layout().block_bytes(),
+        format: arena.layout().format(),
         place,
         group,
         heads: args.heads,
@@ -151,11 +158,10 @@ pub fn attend(pool: &Pool, isa: Isa, arena: &KvArena, args: AttendArgs<'_>, scra
         records: Shared::new(records),
     };
     let threads = Shared::new(threads);
-    let format = arena.layout().format();
     pool.split(works.len(), 1, &|range, thread| {
         // SAFETY: the pool runs one piece at a time on a thread, and each thread takes its own scratch.
         let [scratch] = (unsafe { threads.part(thread..thread + 1) }) else { unreachable!("a range of one") };
-        simd::dispatch(isa, Run { context: &context, works: &works[range], format, scratch });
+        simd::dispatch(isa, Run { context: &context, works: &works[range], scratch });
     });
     pool.split(merges.len(), 1, &|range, thread| {
         // SAFETY: as above.
@@ -187,7 +193,6 @@ fn first_visible(position: usize, window: Option<usize>) -> usize {
 struct Run<'a> {
     context: &'a Context<'a>,
     works: &'a [Work],
-    format: KvFormat,
     scratch: &'a mut ThreadScratch,
 }
 
@@ -196,10 +201,7 @@ impl Kernel for Run<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         for work in self.works {
-            match self.format {
-                KvFormat::I16 => work::run::<codec::I16, S>(s, self.context, work, self.scratch),
-                KvFormat::F16 => work::run::<codec::F16, S>(s, self.context, work, self.scratch),
-            }
+            work::run(s, self.context, work, self.scratch);
         }
     }
 }

@@ -2,14 +2,16 @@
 //!
 //! A block is the KV of 64 tokens for all layers, contiguous: one copy moves, swaps or sends it. Inside, layers follow one
 //! another; a layer is one region a KV head; a region is four K groups, then four V groups, of 16 tokens each. Codes
-//! of a group lie as the kernels read them, whole 64-byte vectors in address order (u = 2 codes of i16, 1 of f16):
-//! * K: `[dim / u][16 tokens][u]`, then for I16 `[16]` f32 scales;
-//! * V: `[dim / 16][16 / u token groups][16 dims][u]`, then for I16 `[16]` f32 scales.
+//! of a group lie as the kernels read them, whole vectors in address order (u = 2 codes of i16 or i8, 1 of f16):
+//! * K: `[dim / u][16 tokens][u]`, then the scales;
+//! * V: `[dim / 16][16 / u token groups][16 dims][u]`, then the scales.
+//!
+//! Scales: I16 `[16]` f32; Q8G64 `[ceil(dim / 64)][16]` f16; F16 none.
 //!
 //! The bytes are in this machine's order and belong to this layout: a fingerprint of stored blocks must name both.
 
 use super::buffer::AlignedBuffer;
-use crate::backend::{DeviceError, KV_BLOCK_TOKENS, KvFormat, KvLayer};
+use crate::backend::{DeviceError, KV_BLOCK_TOKENS, KvCodec, KvFormat, KvLayer};
 
 /// Tokens of a group, the atom of the layout: the lanes of a vector.
 pub(crate) const GROUP_TOKENS: usize = 16;
@@ -18,13 +20,17 @@ pub(crate) const BLOCK_GROUPS: usize = KV_BLOCK_TOKENS / GROUP_TOKENS;
 /// Largest head dimension.
 pub const MAX_HEAD_DIM: usize = 256;
 
-/// Bytes of the codes and scales of one group of one head with `dim` dimensions.
-const fn group_bytes(format: KvFormat, dim: usize) -> usize {
-    let scales = match format {
-        KvFormat::I16 => GROUP_TOKENS * size_of::<f32>(),
-        KvFormat::F16 => 0,
+/// Dimensions that share a scale in Q8G64.
+pub(crate) const Q8_GROUP_DIMS: usize = 64;
+
+/// Bytes of the codes and scales of one group of one head with `dim` dimensions: a multiple of 32.
+const fn group_bytes(codec: KvCodec, dim: usize) -> usize {
+    let token = match codec {
+        KvCodec::I16 => dim * size_of::<i16>() + size_of::<f32>(),
+        KvCodec::F16 => dim * size_of::<u16>(),
+        KvCodec::Q8G64 => dim + dim.div_ceil(Q8_GROUP_DIMS) * size_of::<u16>(),
     };
-    GROUP_TOKENS * dim * size_of::<u16>() + scales
+    GROUP_TOKENS * token
 }
 
 /// Where a layer lies in a block. Offsets and sizes in bytes.
@@ -80,7 +86,7 @@ impl KvLayout {
             if layer.kv_heads == 0 {
                 return Err(unsupported("KV heads of a layer", 0, "a layer has at least 1"));
             }
-            let (k, v) = (group_bytes(format, layer.k_dim), group_bytes(format, layer.v_dim));
+            let (k, v) = (group_bytes(format.keys, layer.k_dim), group_bytes(format.values, layer.v_dim));
             let place = LayerPlace { layer, k_group_bytes: k, v_group_bytes: v, offset: block_bytes };
             block_bytes = place.head_offset(layer.kv_heads);
             places.push(place);
@@ -188,7 +194,7 @@ mod tests {
 
     #[test]
     fn regions_tile_the_block_without_gap_or_overlap() {
-        for format in [KvFormat::I16, KvFormat::F16] {
+        for format in KvFormat::all() {
             let layers = [
                 KvLayer { kv_heads: 2, k_dim: 64, v_dim: 64 },
                 KvLayer { kv_heads: 1, k_dim: 256, v_dim: 16 },
@@ -212,10 +218,13 @@ mod tests {
             assert_eq!(layout.block_bytes(), at);
             assert_eq!(at % 64, 0);
         }
-        // 264 bytes a token and head of 64 dimensions.
+        // Bytes a token and head of 64 dimensions, K and V.
         let layer = KvLayer { kv_heads: 1, k_dim: 64, v_dim: 64 };
-        let one = KvLayout::new(KvFormat::I16, &[layer]).expect("supported heads");
-        assert_eq!(one.block_bytes(), 264 * KV_BLOCK_TOKENS);
+        for (format, bytes) in [("i16", 264), ("f16", 256), ("q8g64", 132), ("i16/q8g64", 198)] {
+            let format = format.parse().expect("a known format");
+            let layout = KvLayout::new(format, &[layer]).expect("supported heads");
+            assert_eq!(layout.block_bytes(), bytes * KV_BLOCK_TOKENS, "{format}");
+        }
     }
 
     #[test]

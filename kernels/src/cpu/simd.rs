@@ -85,6 +85,8 @@ pub(crate) trait Simd: Copy {
     fn splat_i(self, x: i32) -> Self::I;
     /// Thirty-two i16 as sixteen pairs.
     fn load_pairs(self, from: &[i16; 2 * LANES]) -> Self::I;
+    /// Thirty-two i8, widened to sixteen pairs of i16.
+    fn load_byte_pairs(self, from: &[i8; 2 * LANES]) -> Self::I;
     /// The low halves. Only for values that fit.
     fn store_i16(self, x: Self::I, to: &mut [i16; LANES]);
     fn add_i(self, a: Self::I, b: Self::I) -> Self::I;

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use super::{
     Span, check_spans,
-    codec::{Codec, F16, I16, Measure},
+    codec::{KeyCodec, Measure, ValueCodec, limit, with_codec},
 };
-use crate::backend::{KV_BLOCK_TOKENS, KvFormat};
+use crate::backend::{KV_BLOCK_TOKENS, KvCodec, KvFormat};
 use crate::cpu::{
     isa::Isa,
     kv::{BLOCK_GROUPS, GROUP_TOKENS, KvArena, LayerPlace, MAX_HEAD_DIM},
@@ -90,10 +90,7 @@ impl Kernel for Append<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         for unit in self.units {
-            match self.format {
-                KvFormat::I16 => self.target.unit::<I16, S>(s, unit),
-                KvFormat::F16 => self.target.unit::<F16, S>(s, unit),
-            }
+            self.target.unit(s, self.format, unit);
         }
     }
 }
@@ -114,7 +111,7 @@ impl Target<'_> {
     }
 
     #[inline(always)]
-    fn unit<C: Codec, S: Simd>(&self, s: S, unit: usize) {
+    fn unit<S: Simd>(&self, s: S, format: KvFormat, unit: usize) {
         static ZEROS: [f32; MAX_HEAD_DIM] = [0.0; MAX_HEAD_DIM];
         let (span, group, head) = self.locate(unit);
         let (place, layer) = (&self.place, self.place.layer);
@@ -137,13 +134,11 @@ impl Target<'_> {
             let k = &self.k[row * layer.k_dim..(row + 1) * layer.k_dim];
             let v = &self.v[row * layer.v_dim..(row + 1) * layer.v_dim];
             let (k_measure, v_measure) = (Measure::of(s, k), Measure::of(s, v));
-            if k_measure.within(C::LIMIT) && v_measure.within(C::LIMIT) {
-                C::put_key(s, k, Some(k_measure), token, keys);
-                C::put_value(s, v, v_measure, token, values);
-            } else {
-                C::put_key(s, k, None, token, keys);
-                C::put_value(s, &ZEROS[..layer.v_dim], Measure::ZERO, token, values);
-            }
+            let valid = k_measure.within(limit(format.keys)) && v_measure.within(limit(format.values));
+            let k_measure = valid.then_some(k_measure);
+            let (v, v_measure) = if valid { (v, v_measure) } else { (&ZEROS[..v.len()], Measure::ZERO) };
+            with_codec!(format.keys, C => C::put_key(s, k, k_measure, token, keys));
+            with_codec!(format.values, C => C::put_value(s, v, v_measure, token, values));
         }
     }
 }

@@ -1,9 +1,13 @@
 //! Attention against a naive f64 twin, and against itself: any batch, chunking, placement, thread count, instruction set.
 
 use super::*;
-use crate::{backend::KvLayer, cpu::kv::KvLayout};
+use crate::{
+    backend::{KvCodec, KvFormat, KvLayer},
+    cpu::kv::KvLayout,
+};
 
-/// Rms of the errors over the rms of the outputs, against f64 on the unrounded inputs: rather sharp attention.
+/// Rms of the errors over the rms of the outputs, against f64 on the unrounded inputs (for Q8G64: on what its codes
+/// stand for): rather sharp attention.
 const I16_TOLERANCE: f64 = 5e-4;
 /// Likewise.
 const F16_TOLERANCE: f64 = 1e-3;
@@ -11,7 +15,7 @@ const F16_TOLERANCE: f64 = 1e-3;
 const WORST: f64 = 12.0;
 /// Marks outputs that nobody may write.
 const SENTINEL: f32 = 1234.5;
-const FORMATS: [KvFormat; 2] = [KvFormat::I16, KvFormat::F16];
+const FORMATS: [KvFormat; 3] = [KvFormat::I16, KvFormat::F16, KvFormat::Q8G64];
 
 #[derive(Clone, Copy, Debug)]
 struct Case {
@@ -173,9 +177,30 @@ fn assert_same(a: &[f32], b: &[f32], what: &str) {
     }
 }
 
+/// What a codec keeps of vectors of `dim` values, up to the tolerances: I16 and F16 count as exact.
+fn kept(codec: KvCodec, dim: usize, values: &[f32]) -> Vec<f32> {
+    if codec != KvCodec::Q8G64 {
+        return values.to_vec();
+    }
+    let halves: Vec<u16> = (0..0x7c00).collect();
+    let group = |group: &[f32]| {
+        let exact = group.iter().fold(0f32, |most, x| most.max(x.abs())) / 127.0;
+        // Positive halves ascend with their bits: the first that is not below.
+        let up = halves.partition_point(|&bits| half::f16::from_bits(bits).to_f32() < exact);
+        let scale = half::f16::from_bits(up as u16).to_f32();
+        if scale == 0.0 {
+            return vec![0.0; group.len()];
+        }
+        group.iter().map(|x| (x * (1.0 / scale)).round_ties_even() * scale).collect::<Vec<_>>()
+    };
+    values.chunks(dim).flat_map(|head| head.chunks(64)).flat_map(group).collect()
+}
+
 /// Softmax attention as a textbook has it.
 fn naive(case: &Case, sequence: &Sequence) -> Vec<f64> {
     let Case { heads, layer, .. } = *case;
+    let keys_kept = kept(case.format.keys, layer.k_dim, &sequence.k);
+    let values_kept = kept(case.format.values, layer.v_dim, &sequence.v);
     let sinks = case.sinks();
     let mut out = vec![];
     for position in 0..sequence.tokens {
@@ -184,7 +209,7 @@ fn naive(case: &Case, sequence: &Sequence) -> Vec<f64> {
             let q = &sequence.q[(position * heads + head) * layer.k_dim..][..layer.k_dim];
             let keys = first_visible(position, case.window)..position + 1;
             let score = |key: usize| {
-                let k = &sequence.k[(key * layer.kv_heads + kv_head) * layer.k_dim..][..layer.k_dim];
+                let k = &keys_kept[(key * layer.kv_heads + kv_head) * layer.k_dim..][..layer.k_dim];
                 let dot: f64 = q.iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
                 let score = dot * f64::from(case.scale());
                 case.softcap.map_or(score, |cap| (score / f64::from(cap)).tanh() * f64::from(cap))
@@ -194,7 +219,7 @@ fn naive(case: &Case, sequence: &Sequence) -> Vec<f64> {
             let total: f64 = weights.iter().sum::<f64>() + sink;
             for dim in 0..layer.v_dim {
                 let value =
-                    |key: usize| f64::from(sequence.v[(key * layer.kv_heads + kv_head) * layer.v_dim + dim]);
+                    |key: usize| f64::from(values_kept[(key * layer.kv_heads + kv_head) * layer.v_dim + dim]);
                 out.push(keys.clone().zip(&weights).map(|(key, w)| w * value(key)).sum::<f64>() / total);
             }
         }
@@ -211,6 +236,13 @@ fn cases() -> Vec<Case> {
         cases.push(Case { sinks: true, window: Some(40), ..Case::new(format, 3, 3, 32, 16) });
         cases.push(Case { softcap: Some(20.0), sinks: true, ..Case::new(format, 10, 2, 80, 112) });
         cases.push(Case::new(format, 13, 1, 96, 32));
+    }
+    // Keys and values apart: the products do not know of each other, so one shape each is enough.
+    for (i, format) in KvFormat::all().filter(|format| format.keys != format.values).enumerate() {
+        cases.push(match i % 2 {
+            0 => Case { softcap: Some(20.0), sinks: true, ..Case::new(format, 5, 1, 80, 112) },
+            _ => Case { window: Some(100), ..Case::new(format, 2, 2, 64, 144) },
+        });
     }
     cases
 }
@@ -229,7 +261,8 @@ fn close_to_f64() {
             rms(&mut errors.iter().copied()) / unit,
             errors.iter().fold(0.0, |m: f64, e| m.max(e.abs())) / unit,
         );
-        let tolerance = if case.format == KvFormat::I16 { I16_TOLERANCE } else { F16_TOLERANCE };
+        let halves = [case.format.keys, case.format.values].contains(&KvCodec::F16);
+        let tolerance = if halves { F16_TOLERANCE } else { I16_TOLERANCE };
         assert!(
             typical < tolerance && worst < WORST * tolerance,
             "{case:?}: {typical:.1e}, at most {worst:.1e}"
@@ -297,7 +330,7 @@ fn neighbours_in_the_batch_change_nothing() {
 
 #[test]
 fn blocks_below_the_window_may_be_gone() {
-    for format in FORMATS {
+    for format in KvFormat::all() {
         let case = Case { window: Some(300), ..Case::new(format, 4, 1, 64, 64) };
         let sequence = Sequence::new(&case, 2, 800);
         let want = run(case, Isa::best(), 1, &sequence, 800);
@@ -334,7 +367,8 @@ fn positions_can_be_written_again_after_a_truncation() {
         let table = bench.table(150);
         bench.step(&[(&abandoned, &table, 0..150)]);
         let again = bench.step(&[(&sequence, &table, 70..150)]).remove(0);
-        assert_same(&again, &want[70 * case.heads * case.layer.v_dim..], format.name());
+        let want = &want[70 * case.heads * case.layer.v_dim..];
+        assert_same(&again, want, &format.to_string());
     }
 }
 

@@ -5,10 +5,13 @@
 
 use std::ops::Range;
 
-use super::{RANGE_KEYS, codec::Codec};
-use crate::backend::KvLayer;
+use super::{
+    RANGE_KEYS,
+    codec::{KeyCodec, ValueCodec, query_units, with_codec},
+};
+use crate::backend::{KvCodec, KvFormat, KvLayer};
 use crate::cpu::{
-    kv::{GROUP_TOKENS, MAX_HEAD_DIM},
+    kv::{GROUP_TOKENS, MAX_HEAD_DIM, Q8_GROUP_DIMS},
     math::{exp2, tanh},
     simd::{LANES, Simd},
 };
@@ -18,8 +21,8 @@ pub(super) const TILE_ROWS: usize = 12;
 /// Groups of a range.
 pub(super) const RANGE_GROUPS: usize = RANGE_KEYS / GROUP_TOKENS;
 
-/// Weights times scales of values at or below 2^-100 count as zero: their inverse would leave the range of f32.
-const WEIGHT_FLOOR: f32 = 7.888_609e-31;
+/// Sets of weight codes that a row can have: one for each 64 dimensions.
+const WEIGHT_SETS: usize = MAX_HEAD_DIM / Q8_GROUP_DIMS;
 
 /// Addresses of the groups of one KV head in one range. Those outside the visible ones may be anything.
 #[derive(Clone, Copy)]
@@ -37,11 +40,11 @@ impl Groups {
 #[repr(align(64))]
 pub(super) struct TileScratch {
     /// Scores, then weights.
-    scores: [f32; TILE_ROWS * RANGE_KEYS],
-    /// Weights as codes.
-    codes: [i16; TILE_ROWS * RANGE_KEYS],
-    /// 1 / factor of the codes, a row.
-    code_scales: [f32; TILE_ROWS],
+    pub(super) scores: [f32; TILE_ROWS * RANGE_KEYS],
+    /// Weights as codes, set after set.
+    pub(super) codes: [i16; WEIGHT_SETS * TILE_ROWS * RANGE_KEYS],
+    /// 1 / factor of the codes, a set and row.
+    pub(super) code_scales: [f32; WEIGHT_SETS * TILE_ROWS],
     /// `m_r` of each row that sees a key.
     pub(super) max: [f32; TILE_ROWS],
     /// `l_r` of each row that sees a key.
@@ -53,8 +56,8 @@ pub(super) struct TileScratch {
 impl TileScratch {
     pub(super) const ZERO: Self = Self {
         scores: [0.0; TILE_ROWS * RANGE_KEYS],
-        codes: [0; TILE_ROWS * RANGE_KEYS],
-        code_scales: [0.0; TILE_ROWS],
+        codes: [0; WEIGHT_SETS * TILE_ROWS * RANGE_KEYS],
+        code_scales: [0.0; WEIGHT_SETS * TILE_ROWS],
         max: [0.0; TILE_ROWS],
         sum: [0.0; TILE_ROWS],
         out: [0.0; TILE_ROWS * MAX_HEAD_DIM],
@@ -63,6 +66,7 @@ impl TileScratch {
 
 /// The operands of a tile.
 pub(super) struct Tile<'a> {
+    pub(super) format: KvFormat,
     pub(super) layer: KvLayer,
     /// Encoded queries: `k_dim / unit` x 12.
     pub(super) queries: &'a [u32],
@@ -109,29 +113,27 @@ macro_rules! for_row_pieces {
 /// # Safety
 /// `tile.here` points, for each group that a row sees, at a K and a V group of the layer's dimensions.
 #[inline(always)]
-pub(super) unsafe fn compute<C: Codec, S: Simd>(s: S, tile: &Tile<'_>, scratch: &mut TileScratch) {
+pub(super) unsafe fn compute<S: Simd>(s: S, tile: &Tile<'_>, scratch: &mut TileScratch) {
     let rows = tile.visible.len();
     let seen = || tile.visible.iter().filter(|keys| !keys.is_empty());
     let first = seen().map(|keys| keys.start / GROUP_TOKENS).min().unwrap_or(0);
     let end = seen().map(|keys| keys.end.div_ceil(GROUP_TOKENS)).max().unwrap_or(0);
     assert!(rows <= TILE_ROWS && end <= RANGE_GROUPS && tile.scales.len() >= rows);
-    assert!(tile.queries.len() >= tile.layer.k_dim / C::QUERY_UNIT * TILE_ROWS);
+    let KvFormat { keys, values } = tile.format;
+    assert!(tile.queries.len() >= query_units(keys, tile.layer.k_dim) * TILE_ROWS);
     // SAFETY: the caller's promise; sizes are checked above.
-    unsafe { all_scores::<C, S>(s, tile, first..end, scratch) };
-    for row in 0..rows {
-        if !tile.visible[row].is_empty() {
-            // SAFETY: the groups are visible to some row of the tile.
-            unsafe { softmax_row::<C, S>(s, tile, row, first..end, scratch) };
-        }
+    with_codec!(keys, C => unsafe { all_scores::<C, S>(s, tile, first..end, scratch) });
+    for row in (0..rows).filter(|&row| !tile.visible[row].is_empty()) {
+        softmax_row(s, tile, row, first..end, scratch);
     }
-    // SAFETY: as above.
-    unsafe { all_outputs::<C, S>(s, tile, first..end, scratch) };
+    // SAFETY: as above; the groups are visible to some row of the tile.
+    with_codec!(values, C => unsafe { all_outputs::<C, S>(s, tile, first..end, scratch) });
 }
 
 /// # Safety
 /// As [`compute`]; sizes are checked.
 #[inline(always)]
-unsafe fn all_scores<C: Codec, S: Simd>(
+unsafe fn all_scores<C: KeyCodec, S: Simd>(
     s: S,
     tile: &Tile<'_>,
     groups: Range<usize>,
@@ -184,19 +186,25 @@ unsafe fn all_scores<C: Codec, S: Simd>(
 /// # Safety
 /// As [`compute`]; sizes are checked.
 #[inline(always)]
-unsafe fn all_outputs<C: Codec, S: Simd>(
+unsafe fn all_outputs<C: ValueCodec, S: Simd>(
     s: S,
     tile: &Tile<'_>,
     groups: Range<usize>,
     scratch: &mut TileScratch,
 ) {
     let rows = tile.visible.len();
-    let weights: *const C::Weight =
-        if C::CODED { scratch.codes.as_ptr().cast() } else { scratch.scores.as_ptr().cast() };
-    let (scales, out) = (scratch.code_scales.as_ptr(), scratch.out.as_mut_ptr());
+    for row in (0..rows).filter(|&row| !tile.visible[row].is_empty()) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            C::encode_weights(s, tile.layer.v_dim, row, groups.clone(), tile.here, tile.next, scratch);
+        }
+    }
+    let (weights, scales, out) =
+        (C::weights(scratch), scratch.code_scales.as_ptr(), scratch.out.as_mut_ptr());
     let (values, next) = (&tile.here.values, &tile.next.values);
     let mut chunk = 0;
     while chunk < tile.layer.v_dim / LANES {
+        let first = chunk / C::WEIGHT_CHUNKS * TILE_ROWS;
         if S::TILE_VECTORS >= 2 && chunk + 2 <= tile.layer.v_dim / LANES {
             for_row_pieces!(
                 S,
@@ -207,8 +215,8 @@ unsafe fn all_outputs<C: Codec, S: Simd>(
                     s,
                     chunk,
                     groups.clone(),
-                    weights.add(row * RANGE_KEYS),
-                    scales.add(row),
+                    weights.add((first + row) * RANGE_KEYS),
+                    scales.add(first + row),
                     values,
                     next,
                     out.add(row * MAX_HEAD_DIM)
@@ -225,8 +233,8 @@ unsafe fn all_outputs<C: Codec, S: Simd>(
                     s,
                     chunk,
                     groups.clone(),
-                    weights.add(row * RANGE_KEYS),
-                    scales.add(row),
+                    weights.add((first + row) * RANGE_KEYS),
+                    scales.add(first + row),
                     values,
                     next,
                     out.add(row * MAX_HEAD_DIM)
@@ -238,17 +246,8 @@ unsafe fn all_outputs<C: Codec, S: Simd>(
 }
 
 /// Softcap, mask, max, weights and their sum for one row, over the groups that the tile sees.
-///
-/// # Safety
-/// The values of `groups` are V groups of the layer's dimension.
 #[inline(always)]
-unsafe fn softmax_row<C: Codec, S: Simd>(
-    s: S,
-    tile: &Tile<'_>,
-    row: usize,
-    groups: Range<usize>,
-    scratch: &mut TileScratch,
-) {
+fn softmax_row<S: Simd>(s: S, tile: &Tile<'_>, row: usize, groups: Range<usize>, scratch: &mut TileScratch) {
     let scores = &mut scratch.scores[row * RANGE_KEYS..(row + 1) * RANGE_KEYS].as_chunks_mut::<LANES>().0
         [groups.clone()];
     if let Some(cap) = tile.softcap {
@@ -266,36 +265,13 @@ unsafe fn softmax_row<C: Codec, S: Simd>(
     scratch.max[row] = max;
     // Every score is -inf or NaN only after an overflow; 0 keeps the differences from turning the former into the latter.
     let base = s.splat(if max == f32::NEG_INFINITY { 0.0 } else { max });
-    let (mut sum, mut largest, mut total) = (s.splat(0.0), s.splat(0.0), s.splat(0.0));
-    let values = &tile.here.values[groups.clone()];
-    let next = &tile.next.values[groups.clone()];
-    let scales_at = tile.layer.v_dim * 2 * GROUP_TOKENS;
-    for ((lanes, &value), &next) in scores.iter_mut().zip(values).zip(next) {
-        let mut p = exp2(s, s.sub(s.load(lanes), base));
+    let mut sum = s.splat(0.0);
+    for lanes in scores.iter_mut() {
+        let p = exp2(s, s.sub(s.load(lanes), base));
         sum = s.add(sum, p);
-        if C::CODED {
-            // SAFETY: the scales follow the codes of a V group.
-            p = s.mul(p, s.load(unsafe { &*value.add(scales_at).cast() }));
-            if row == 0 {
-                s.prefetch(next.wrapping_add(scales_at));
-            }
-            largest = s.max(largest, p);
-            total = s.add(total, p);
-        }
         s.store(p, lanes);
     }
     scratch.sum[row] = s.reduce_add(sum);
-    if C::CODED {
-        let (largest, total) = (s.reduce_max(largest), s.reduce_add(total));
-        let counts = largest > WEIGHT_FLOOR;
-        let factor = if counts { (32767.0 / largest).min(520_000.0 / total) } else { 0.0 };
-        scratch.code_scales[row] = if counts { 1.0 / factor } else { 0.0 };
-        let codes =
-            &mut scratch.codes[row * RANGE_KEYS..(row + 1) * RANGE_KEYS].as_chunks_mut::<LANES>().0[groups];
-        for (lanes, codes) in scores.iter().zip(codes) {
-            s.store_i16(s.round(s.mul(s.load(lanes), s.splat(factor))), codes);
-        }
-    }
 }
 
 /// Scores of keys that the row does not see become -inf. `scores` begin at group `first`.

@@ -6,12 +6,12 @@ use std::ops::Range;
 
 use super::{
     RANGE_KEYS, Span,
-    codec::Codec,
+    codec::{KeyCodec, query_units, with_codec},
     first_visible,
     schedule::{Merge, Work},
     tile::{self, Groups, RANGE_GROUPS, TILE_ROWS, Tile, TileScratch},
 };
-use crate::backend::KvLayer;
+use crate::backend::{KvCodec, KvFormat, KvLayer};
 use crate::cpu::{
     kv::{BLOCK_GROUPS, GROUP_TOKENS, LayerPlace, MAX_HEAD_DIM},
     math::exp2,
@@ -29,6 +29,7 @@ pub(super) struct Context<'a> {
     /// The arena.
     pub(super) bytes: &'a [u8],
     pub(super) block_bytes: usize,
+    pub(super) format: KvFormat,
     pub(super) place: &'a LayerPlace,
     /// Query heads of a KV head.
     pub(super) group: usize,
@@ -120,17 +121,19 @@ impl ThreadScratch {
     }
 
     #[inline(always)]
-    fn encode<C: Codec, S: Simd>(&mut self, s: S, context: &Context<'_>, work: &Work, rows: usize) {
+    fn encode<S: Simd>(&mut self, s: S, context: &Context<'_>, work: &Work, rows: usize) {
         let wanted = Some((work.span, work.kv_head, work.queries.start));
         if self.encoded == wanted {
             return;
         }
         let dim = context.place.layer.k_dim;
-        let tile_len = dim / C::QUERY_UNIT * TILE_ROWS;
+        let codec = context.format.keys;
+        let tile_len = query_units(codec, dim) * TILE_ROWS;
         for row in 0..rows {
             let at = context.batch_row(work, row) * dim;
             let column = &mut self.queries[row / TILE_ROWS * tile_len..][row % TILE_ROWS..];
-            self.scales[row] = C::put_query(s, &context.q[at..at + dim], context.scale, column);
+            let query = &context.q[at..at + dim];
+            self.scales[row] = with_codec!(codec, C => C::put_query(s, query, context.scale, column));
         }
         self.encoded = wanted;
     }
@@ -144,12 +147,12 @@ fn grow<T: Clone>(vec: &mut Vec<T>, len: usize, fill: T) {
 
 /// Carries out a work: its rows with each of its ranges, ascending.
 #[inline(always)]
-pub(super) fn run<C: Codec, S: Simd>(s: S, context: &Context<'_>, work: &Work, scratch: &mut ThreadScratch) {
+pub(super) fn run<S: Simd>(s: S, context: &Context<'_>, work: &Work, scratch: &mut ThreadScratch) {
     let rows = work.queries.len() * context.group;
     let layer = context.place.layer;
-    let tile_len = layer.k_dim / C::QUERY_UNIT * TILE_ROWS;
+    let tile_len = query_units(context.format.keys, layer.k_dim) * TILE_ROWS;
     let record_len = record_len(layer.v_dim);
-    scratch.encode::<C, S>(s, context, work, rows);
+    scratch.encode(s, context, work, rows);
     let records: Option<&mut [f32]> = work.record.map(|first| {
         // SAFETY: the schedule gives each work its own records.
         unsafe { context.records.part(first * record_len..(first + rows * work.ranges.len()) * record_len) }
@@ -167,6 +170,7 @@ pub(super) fn run<C: Codec, S: Simd>(s: S, context: &Context<'_>, work: &Work, s
                 if row < in_tile { context.visible(context.row(work, first + row).0, range) } else { 0..0 }
             });
             let operands = Tile {
+                format: context.format,
                 layer,
                 queries: &scratch.queries[first / TILE_ROWS * tile_len..],
                 scales: &scratch.scales[first..],
@@ -178,7 +182,7 @@ pub(super) fn run<C: Codec, S: Simd>(s: S, context: &Context<'_>, work: &Work, s
             };
             // SAFETY: `groups` took the address of every group that a row of the work sees from inside its block, and
             // the layout says that a K and a V group of the layer's dimensions lie there.
-            unsafe { tile::compute::<C, S>(s, &operands, &mut scratch.tile) };
+            unsafe { tile::compute(s, &operands, &mut scratch.tile) };
             for row in (0..in_tile).filter(|&row| !visible[row].is_empty()) {
                 let (max, sum) = (scratch.tile.max[row], scratch.tile.sum[row]);
                 let out = &scratch.tile.out[row * MAX_HEAD_DIM..][..layer.v_dim];

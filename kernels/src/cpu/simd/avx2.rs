@@ -132,6 +132,10 @@ impl Simd for Avx2 {
             _mm256_loadu_si256(from.as_ptr().cast()),
             _mm256_loadu_si256(from.as_ptr().add(16).cast()),
         );
+        load_byte_pairs(from: &[i8; 2 * LANES]) -> I = Halves(
+            _mm256_cvtepi8_epi16(_mm_loadu_si128(from.as_ptr().cast())),
+            _mm256_cvtepi8_epi16(_mm_loadu_si128(from.as_ptr().add(16).cast())),
+        );
         store_i16(x: I, to: &mut [i16; LANES]) -> () = {
             // The pack interleaves 128-bit lanes; the permutation puts them back in order.
             let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(x.0, x.1));

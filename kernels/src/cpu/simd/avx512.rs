@@ -82,6 +82,8 @@ impl Simd for Avx512 {
         };
         splat_i(x: i32) -> I = _mm512_set1_epi32(x);
         load_pairs(from: &[i16; 2 * LANES]) -> I = _mm512_loadu_si512(from.as_ptr().cast());
+        load_byte_pairs(from: &[i8; 2 * LANES]) -> I =
+            _mm512_cvtepi8_epi16(_mm256_loadu_si256(from.as_ptr().cast()));
         store_i16(x: I, to: &mut [i16; LANES]) -> () =
             _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(x));
         add_i(a: I, b: I) -> I = _mm512_add_epi32(a, b);

@@ -122,6 +122,10 @@ impl Simd for Scalar {
         std::array::from_fn(|i| i32::from(from[2 * i] as u16) | i32::from(from[2 * i + 1]) << 16)
     }
     #[inline(always)]
+    fn load_byte_pairs(self, from: &[i8; 2 * LANES]) -> I {
+        std::array::from_fn(|i| i32::from(i16::from(from[2 * i]) as u16) | i32::from(from[2 * i + 1]) << 16)
+    }
+    #[inline(always)]
     fn store_i16(self, x: I, to: &mut [i16; LANES]) {
         *to = x.map(|v| v as i16);
     }
