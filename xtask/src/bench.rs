@@ -32,8 +32,6 @@ const PREFILL_TOKENS: u32 = 512;
 const DECODE_TOKENS: u32 = 128;
 /// Measurements in one process, of which the fastest counts.
 const REPEAT: u32 = 3;
-const BEGIN: &str = "<!-- cargo xtask bench: begin -->";
-const END: &str = "<!-- cargo xtask bench: end -->";
 
 #[derive(Debug, PartialEq)]
 struct Options {
@@ -51,7 +49,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         return Ok(());
     }
     let options = parse(args)?;
-    let peer = std::env::var_os("ZLLM_PEER_PYTHON").filter(|value| !value.is_empty()).map(PathBuf::from);
+    let peer = peer_python();
     let names = if options.models.is_empty() {
         models::MODELS.iter().map(|model| model.name.to_owned()).collect()
     } else {
@@ -85,7 +83,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         for (name, text) in [("README.md", &short), ("docs/PERFORMANCE.md", &long)] {
             let path = process::root().join(name);
             let document = fs::read_to_string(&path).context(name)?;
-            fs::write(&path, spliced(&document, text).context(name)?)?;
+            fs::write(&path, spliced(&document, "bench", text).context(name)?)?;
             println!("written to {name}");
         }
     }
@@ -145,15 +143,21 @@ fn measured(command: &mut Command, options: &Options) -> Result<Run> {
     Run::parse(&String::from_utf8_lossy(&output.stdout)).with_context(|| format!("{command:?}"))
 }
 
-/// The document with what stands between the two markers replaced.
-fn spliced(document: &str, text: &str) -> Result<String> {
-    let (before, rest) = document.split_once(BEGIN).with_context(|| format!("no line {BEGIN}"))?;
-    let (_, after) = rest.split_once(END).with_context(|| format!("no line {END}"))?;
-    Ok(format!("{before}{BEGIN}\n\n{}\n\n{END}{after}", text.trim()))
+/// The Python that has llama.cpp.
+pub(crate) fn peer_python() -> Option<PathBuf> {
+    std::env::var_os("ZLLM_PEER_PYTHON").filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+/// The document with what stands between the two markers of `cargo xtask COMMAND` replaced.
+pub(crate) fn spliced(document: &str, command: &str, text: &str) -> Result<String> {
+    let [begin, end] = ["begin", "end"].map(|place| format!("<!-- cargo xtask {command}: {place} -->"));
+    let (before, rest) = document.split_once(&begin).with_context(|| format!("no line {begin}"))?;
+    let (_, after) = rest.split_once(&end).with_context(|| format!("no line {end}"))?;
+    Ok(format!("{before}{begin}\n\n{}\n\n{end}{after}", text.trim()))
 }
 
 /// CPU, commit and peer in one line.
-fn machine(peer: Option<&Path>) -> Result<String> {
+pub(crate) fn machine(peer: Option<&Path>) -> Result<String> {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let cpu = field(&cpuinfo, "model name").next().unwrap_or("unknown CPU").to_owned();
     let commit =
@@ -170,7 +174,7 @@ fn machine(peer: Option<&Path>) -> Result<String> {
 }
 
 /// Cores, not hyper-threads: a second thread on a core brings these kernels nothing.
-fn physical_cores() -> usize {
+pub(crate) fn physical_cores() -> usize {
     let allowed = std::thread::available_parallelism().map_or(1, usize::from);
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let cores: BTreeSet<_> = field(&cpuinfo, "physical id").zip(field(&cpuinfo, "core id")).collect();
@@ -190,10 +194,12 @@ mod tests {
 
     #[test]
     fn only_what_stands_between_the_markers_changes() {
-        let document = format!("# P\n{BEGIN}\nold\n{END}\nrest\n");
-        assert_eq!(spliced(&document, "new\n").unwrap(), format!("# P\n{BEGIN}\n\nnew\n\n{END}\nrest\n"));
-        assert!(spliced("# P\n", "new").is_err());
-        assert!(spliced(&format!("# P\n{BEGIN}\n"), "new").is_err());
+        let [begin, end] = ["<!-- cargo xtask bench: begin -->", "<!-- cargo xtask bench: end -->"];
+        let document = format!("# P\n{begin}\nold\n{end}\nrest\n");
+        let wanted = format!("# P\n{begin}\n\nnew\n\n{end}\nrest\n");
+        assert_eq!(spliced(&document, "bench", "new\n").unwrap(), wanted);
+        assert!(spliced(&document, "perplexity", "new").is_err());
+        assert!(spliced(&format!("# P\n{begin}\n"), "bench", "new").is_err());
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod canaries;
 mod ci;
 mod clock;
 mod models;
+mod perplexity;
 mod process;
 mod quickstart;
 mod running_daemon;
@@ -28,6 +29,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   canaries           prove that every ban of clippy.toml and every denied lint is caught
   models [NAME..]    fetch the test models into the cache and check their sha256
   bench [ARGS]       prefill and decode beside llama.cpp; `cargo xtask bench --help` lists ARGS
+  perplexity         the test models on this project's documentation, beside llama.cpp; needs ZLLM_PEER_PYTHON
 ";
 
 fn main() -> ExitCode {
@@ -52,11 +54,12 @@ fn run() -> Result<()> {
         ("canaries", []) => canaries::run(),
         ("models", names) => models::run(names),
         ("bench", _) => bench::run(&rest),
+        ("perplexity", []) => perplexity::run(),
         ("help" | "--help" | "-h", _) => {
             print!("{USAGE}");
             Ok(())
         }
-        ("quickstart" | "ci" | "tidy" | "canaries", extra) => {
+        ("quickstart" | "ci" | "tidy" | "canaries" | "perplexity", extra) => {
             bail!("`cargo xtask {command}` takes no arguments, got {extra:?}")
         }
         _ => {
