@@ -10,15 +10,25 @@
 
 mod checks;
 mod ernie4_5_moe;
+mod gemma2;
 mod gemma3;
+mod glm4;
 mod glm4moe;
 mod gpt_oss;
+mod granite;
+mod granitemoe;
 mod llama;
+mod minicpm;
+mod mistral3;
+mod olmo2;
 mod olmoe;
+mod phi3;
 mod qwen2;
 mod qwen2moe;
+mod qwen3;
 mod qwen3moe;
 mod read;
+mod smollm3;
 mod tensors;
 
 pub(crate) use checks::values;
@@ -290,14 +300,24 @@ type Family = fn(&read::Reader<'_>) -> Result<ModelSpec, SpecError>;
 /// Every family: what `general.architecture` says, and who reads it.
 const FAMILIES: &[(&str, Family)] = &[
     ("ernie4_5-moe", ernie4_5_moe::read),
+    ("gemma2", gemma2::read),
     ("gemma3", gemma3::read),
+    ("glm4", glm4::read),
     ("glm4moe", glm4moe::read),
     ("gpt-oss", gpt_oss::read),
+    ("granite", granite::read),
+    ("granitemoe", granitemoe::read),
     ("llama", llama::read),
+    ("minicpm", minicpm::read),
+    ("mistral3", mistral3::read),
+    ("olmo2", olmo2::read),
     ("olmoe", olmoe::read),
+    ("phi3", phi3::read),
     ("qwen2", qwen2::read),
     ("qwen2moe", qwen2moe::read),
+    ("qwen3", qwen3::read),
     ("qwen3moe", qwen3moe::read),
+    ("smollm3", smollm3::read),
 ];
 
 impl ModelSpec {

@@ -8,17 +8,31 @@ use zllm_engine::{Isa, KV_BLOCK_TOKENS, KvFormat, LoadOptions, LoadedModel, Step
 /// Longer than a block, and than the windows of 32 that some of the models have.
 const TOKENS: usize = 80;
 
-const FAMILIES: [&str; 10] = [
+const FAMILIES: [&str; 24] = [
     "ernie4_5-moe-moe",
+    "gemma2-dense",
     "gemma3-dense",
+    "glm4-dense",
     "glm4moe-moe",
     "gpt-oss-moe",
+    "granite-dense",
+    "granite-moe",
+    "granitemoe-dense",
+    "granitemoe-moe",
     "llama-dense",
     "llama-moe",
+    "minicpm-dense",
+    "minicpm-moe",
+    "mistral3-dense",
+    "mistral3-moe",
+    "olmo2-dense",
     "olmoe-moe",
+    "phi3-dense",
     "qwen2-dense",
     "qwen2moe-moe",
+    "qwen3-dense",
     "qwen3moe-moe",
+    "smollm3-dense",
 ];
 
 fn load(family: &str, options: LoadOptions) -> LoadedModel {

@@ -13,17 +13,31 @@ const ORACLE_NMSE: f64 = 1e-8;
 
 /// File, and how far the CPU backend may be. F16 and BF16 weights meet f32 activations; the others meet activations of
 /// 8 bits with one scale per 32, which alone cost about 1e-4.
-const CASES: [(&str, f64); 20] = [
+const CASES: [(&str, f64); 34] = [
     ("archs/ernie4_5-moe-moe.f16", 1e-5),
+    ("archs/gemma2-dense.f16", 1e-5),
     ("archs/gemma3-dense.f16", 1e-5),
+    ("archs/glm4-dense.f16", 1e-5),
     ("archs/glm4moe-moe.f16", 1e-5),
     ("archs/gpt-oss-moe.f16", 1e-5),
+    ("archs/granite-dense.f16", 1e-5),
+    ("archs/granite-moe.f16", 1e-5),
+    ("archs/granitemoe-dense.f16", 1e-5),
+    ("archs/granitemoe-moe.f16", 1e-5),
     ("archs/llama-dense.f16", 1e-5),
     ("archs/llama-moe.f16", 1e-5),
+    ("archs/minicpm-dense.f16", 1e-5),
+    ("archs/minicpm-moe.f16", 1e-5),
+    ("archs/mistral3-dense.f16", 1e-5),
+    ("archs/mistral3-moe.f16", 1e-5),
+    ("archs/olmo2-dense.f16", 1e-5),
     ("archs/olmoe-moe.f16", 1e-5),
+    ("archs/phi3-dense.f16", 1e-5),
     ("archs/qwen2-dense.f16", 1e-5),
     ("archs/qwen2moe-moe.f16", 1e-5),
+    ("archs/qwen3-dense.f16", 1e-5),
     ("archs/qwen3moe-moe.f16", 1e-5),
+    ("archs/smollm3-dense.f16", 1e-5),
     ("quants/llama-dense.bf16", 1e-5),
     ("quants/llama-dense.q8_0", 1e-3),
     ("quants/llama-dense.q6_k", 1e-3),

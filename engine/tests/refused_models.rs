@@ -113,9 +113,17 @@ fn gemma3() -> Model {
     Model::new("gemma3").number("attention.sliding_window", 16)
 }
 
+fn mistral3() -> Model {
+    Model::new("mistral3")
+}
+
+fn olmo2() -> Model {
+    Model::new("olmo2").number("attention.sliding_window", 16)
+}
+
 #[test]
 fn what_is_not_computed_is_refused_by_name() {
-    let cases: [(Model, &[&str]); 16] = [
+    let cases: [(Model, &[&str]); 21] = [
         (llama().number("expert_count", 8), &["llama.expert_used_count` is missing"]),
         (llama().float("attn_logit_softcapping", 50.0), &["llama.attn_logit_softcapping is 50"]),
         (gemma3().float("attention.logit_softcapping", 50.0), &["gemma3.attention.logit_softcapping is 50"]),
@@ -125,6 +133,17 @@ fn what_is_not_computed_is_refused_by_name() {
         (llama().float("residual_scale", f32::NAN), &["llama.residual_scale is NaN"]),
         (llama().entry("attention.causal", BOOL, [0]), &["llama.attention.causal is 0", "only 1"]),
         (llama().text("expert_count", "8"), &["llama.expert_count"]),
+        (llama().float("attention.temperature_scale", 1.0), &["llama.attention.temperature_scale is 1"]),
+        (
+            mistral3().float("attention.temperature_scale", -0.1),
+            &["mistral3.attention.temperature_scale is -0.1"],
+        ),
+        (
+            mistral3().text("rope.scaling.type", "yarn").float("rope.freq_base", 1.0),
+            &["mistral3.rope.freq_base is 1"],
+        ),
+        (Model::new("granite"), &["granite.logit_scale is missing"]),
+        (olmo2().float("rope.freq_base_swa", 500.0), &["olmo2.rope.freq_base_swa is 500", "10000"]),
         (llama().text("rope.scaling.type", "dynamic"), &["llama.rope.scaling.type is dynamic", "yarn"]),
         (llama().float("rope.scaling.factor", 1e-40), &["llama.rope.scaling.factor"]),
         (llama().number("attention.sliding_window", 16), &["llama.attention.sliding_window is 16", "64"]),

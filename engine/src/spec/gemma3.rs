@@ -1,9 +1,9 @@
 //! The gemma3 family: sandwich norms, norms of q and k heads, scaled embeddings, five windowed layers to one that sees
-//! everything, with a rope base of its own for the windowed ones. The norm weights in the file already hold `1 + w`.
+//! everything, with a rope of its own for the windowed ones. The norm weights in the file already hold `1 + w`.
 
 use zllm_kernels::backend::{Activation, Rope, RopeStyle};
 
-use super::{AttentionSpec, Ffn, LayerSpec, ModelSpec, SpecError, read::Reader};
+use super::{AttentionSpec, Ffn, ModelSpec, SpecError, read::Reader};
 
 /// Each sixth layer sees everything, where the file does not say otherwise.
 const WINDOW_PERIOD: usize = 6;
@@ -16,32 +16,17 @@ const LAYERS_SCALED_BY_WIDTH: usize = 62;
 
 pub(super) fn read(reader: &Reader<'_>) -> Result<ModelSpec, SpecError> {
     let mut d = reader.dimensions()?;
-    if d.layers == LAYERS_SCALED_BY_WIDTH && reader.positive("attention.scale")?.is_none() {
-        d.attention_scale = 1.0 / ((d.width / d.heads) as f32).sqrt();
-    }
-    let windows = reader.windows(d.layers, WINDOW_PERIOD)?;
+    reader.scale_scores_by_width(&mut d, LAYERS_SCALED_BY_WIDTH)?;
+    let windows = reader.windows(d.layers, reader.window()?, WINDOW_PERIOD)?;
     let global = reader.rope(RopeStyle::Neox, &d)?;
     let base = reader.positive("rope.freq_base_swa")?.unwrap_or(WINDOWED_BASE);
-    let local = Rope { base, scale: 1.0, ..global.clone() };
-    let layer = |(i, window): (usize, Option<usize>)| {
-        let norm = |part: &str| Some(reader.norm(&format!("blk.{i}.{part}"), d.width, d.epsilon));
-        let rope = if window.is_some() { &local } else { &global };
-        let attention = AttentionSpec { window, ..reader.attention(i, &d, Some(rope.clone())) };
-        LayerSpec {
-            mixer_post_norm: norm("post_attention_norm"),
-            ffn_post_norm: norm("post_ffw_norm"),
-            ..reader.pre_norm_layer(
-                i,
-                &d,
-                attention,
-                Ffn::Gated(reader.gated_ffn(i, &d, Activation::GeluTanh)),
-            )
-        }
-    };
-    let layers = windows.into_iter().enumerate().map(layer).collect();
-    Ok(ModelSpec {
-        embedding_scale: (d.width as f32).sqrt(),
-        logit_soft_cap: reader.cap("final_logit_softcapping")?,
-        ..reader.model(&d, layers)?
-    })
+    let local = Rope { base, scale: 1.0, factors: Vec::new(), magnitude: 1.0, ..global.clone() };
+    let model = reader.layers_and_ends(&d, |i| {
+        let rope = if windows[i].is_some() { &local } else { &global };
+        let attention = AttentionSpec { window: windows[i], ..reader.attention(i, &d, Some(rope.clone())) };
+        let ffn = Ffn::Gated(reader.gated_ffn(i, &d, Activation::GeluTanh));
+        Ok(reader.sandwich_layer(i, &d, attention, ffn))
+    })?;
+    let logit_soft_cap = reader.positive_or_0("final_logit_softcapping")?;
+    Ok(ModelSpec { embedding_scale: (d.width as f32).sqrt(), logit_soft_cap, ..model })
 }

@@ -23,7 +23,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<ModelSpec, SpecError> {
         other => return Err(reader.bad("expert_gating_func", other, "0, 1, 2 and 3 are known")),
     };
     let routing = Routing {
-        normalise: reader.flag("expert_weights_norm")?,
+        normalise: reader.flag("expert_weights_norm", false)?,
         scale: reader.factor("expert_weights_scale")?,
         ..reader.routing(scores)?
     };

@@ -1,9 +1,12 @@
 //! The gpt-oss family: attention sinks, every second layer with a window, experts with biases behind a clamped SwiGLU.
 //! The norm before the experts goes by the name `post_attention_norm`.
 
-use zllm_kernels::backend::{Activation, Rope, RopeStyle, RoutingScores};
+use zllm_kernels::backend::{Activation, RopeStyle, RoutingScores};
 
-use super::{AttentionSpec, Ffn, LayerSpec, ModelSpec, SpecError, read::Reader};
+use super::{
+    AttentionSpec, Ffn, LayerSpec, ModelSpec, SpecError,
+    read::{Reader, WINDOW},
+};
 
 /// Each second layer sees everything, where the file does not say otherwise.
 const WINDOW_PERIOD: usize = 2;
@@ -12,10 +15,10 @@ const ACTIVATION: Activation = Activation::ClampedSwiglu { alpha: 1.702, limit: 
 
 pub(super) fn read(reader: &Reader<'_>) -> Result<ModelSpec, SpecError> {
     let d = reader.dimensions()?;
-    let windows = reader.windows(d.layers, WINDOW_PERIOD)?;
+    let window = reader.window()?.ok_or_else(|| reader.bad(WINDOW, "missing", "the model needs it"))?;
+    let windows = reader.windows(d.layers, Some(window), WINDOW_PERIOD)?;
     let rope = reader.rope(RopeStyle::Neox, &d)?;
-    let windowed_rope =
-        Rope { base: reader.positive("rope.freq_base_swa")?.unwrap_or(rope.base), ..rope.clone() };
+    let windowed_rope = reader.windowed_rope(RopeStyle::Neox, &d, rope.base)?;
     let routing = reader.routing(RoutingScores::SoftmaxOfChosen)?;
     reader.layers_and_ends(&d, |i| {
         let rope = if windows[i].is_some() { &windowed_rope } else { &rope };

@@ -29,7 +29,7 @@ const CHANGE_THE_RESULT: [(&str, &[f64]); 27] = [
     ("attention.logit_softcapping", &[0.0]),
     ("attention.max_alibi_bias", &[0.0]),
     ("attention.temperature_length", &[0.0]),
-    ("attention.temperature_scale", &[0.0, 1.0]),
+    ("attention.temperature_scale", &[0.0]),
     ("attn_logit_softcapping", &[0.0]),
     ("embedding_scale", &[0.0, 1.0]),
     ("expert_count", &[0.0]),
@@ -172,9 +172,9 @@ impl<'f> Reader<'f> {
         }
     }
 
-    /// Whether the file says so.
-    pub(super) fn flag(&self, name: &str) -> Result<bool, SpecError> {
-        Ok(self.file.metadata().opt_bool(&self.key(name))?.unwrap_or(false))
+    /// Whether the file says so; `usual` where it says nothing.
+    pub(super) fn flag(&self, name: &str, usual: bool) -> Result<bool, SpecError> {
+        Ok(self.file.metadata().opt_bool(&self.key(name))?.unwrap_or(usual))
     }
 
     /// Leaves out the last layers, which guess further tokens and have no part in the next one.
@@ -202,11 +202,11 @@ impl<'f> Reader<'f> {
 
     /// A finite, positive factor; 1 where the file has none or says 0.
     pub(super) fn factor(&self, name: &str) -> Result<f32, SpecError> {
-        Ok(self.cap(name)?.unwrap_or(1.0))
+        Ok(self.positive_or_0(name)?.unwrap_or(1.0))
     }
 
-    /// A finite, positive bound; none where the file has none or says 0.
-    pub(super) fn cap(&self, name: &str) -> Result<Option<f32>, SpecError> {
+    /// The same, where 0 says as much as nothing.
+    pub(super) fn positive_or_0(&self, name: &str) -> Result<Option<f32>, SpecError> {
         match self.file.metadata().opt_f32(&self.key(name))? {
             Some(0.0) => Ok(None),
             _ => self.positive(name),
@@ -245,12 +245,21 @@ impl<'f> Reader<'f> {
             value_dim: self.opt_count("attention.value_length", MAX_DIMENSION)?.unwrap_or(key_dim),
             rotary_dim,
             attention_scale: self
-                .positive("attention.scale")?
+                .positive_or_0("attention.scale")?
                 .unwrap_or_else(|| 1.0 / (key_dim as f32).sqrt()),
             epsilon: self.positive("attention.layer_norm_rms_epsilon")?.ok_or_else(|| {
                 self.bad("attention.layer_norm_rms_epsilon", "missing", "the model needs it")
             })?,
         })
+    }
+
+    /// Scales scores by the width of a head's share of a row instead of its own, in the one model of a family that has
+    /// `layers` layers: its files do not say so.
+    pub(super) fn scale_scores_by_width(&self, d: &mut Dimensions, layers: usize) -> Result<(), SpecError> {
+        if d.layers == layers && self.positive_or_0("attention.scale")?.is_none() {
+            d.attention_scale = 1.0 / ((d.width / d.heads) as f32).sqrt();
+        }
+        Ok(())
     }
 
     /// The product with `NAME.weight`; with `NAME.bias` and `NAME.scale` where the file has them.

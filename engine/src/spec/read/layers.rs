@@ -5,9 +5,9 @@ use zllm_kernels::backend::{Activation, MAX_EXPERTS, Rope, RopeStyle, Routing, R
 use super::{
     super::{
         AttentionSpec, ExpertLinearSpec, ExpertsFfn, Ffn, GatedFfn, LayerSpec, LinearSpec, Mixer, ModelSpec,
-        SharedExpert, SpecError,
+        QueryGrowth, SharedExpert, SpecError,
     },
-    Dimensions, MAX_DIMENSION, PerLayer, Reader, Value, WINDOW,
+    Dimensions, MAX_CONTEXT, MAX_DIMENSION, PerLayer, Reader, Value, WINDOW,
 };
 
 impl Reader<'_> {
@@ -29,6 +29,28 @@ impl Reader<'_> {
             ffn_post_norm: None,
             residual_scale: 1.0,
         }
+    }
+
+    /// Layers that norm before each part and again what it gives.
+    pub(in super::super) fn sandwich_layer(
+        &self,
+        index: usize,
+        d: &Dimensions,
+        attention: AttentionSpec,
+        ffn: Ffn,
+    ) -> LayerSpec {
+        let norm = |part: &str| Some(self.norm(&format!("blk.{index}.{part}"), d.width, d.epsilon));
+        LayerSpec {
+            mixer_post_norm: norm("post_attention_norm"),
+            ffn_post_norm: norm("post_ffw_norm"),
+            ..self.pre_norm_layer(index, d, attention, ffn)
+        }
+    }
+
+    /// How queries grow with their position, from the first context that the model was made for on.
+    pub(in super::super) fn query_growth(&self) -> Result<Option<QueryGrowth>, SpecError> {
+        let Some(strength) = self.positive_or_0("attention.temperature_scale")? else { return Ok(None) };
+        Ok(Some(QueryGrowth { step: self.first_context()?, strength }))
     }
 
     /// Pre-norm layers that all see everything; experts with normalised weights where the file has them, else a network
@@ -132,7 +154,6 @@ impl Reader<'_> {
     }
 
     /// The same where the rows of `ffn_up` are the gate's, then those of what is gated.
-    #[expect(dead_code, reason = "the families that use it follow")]
     pub(in super::super) fn fused_gated_ffn(
         &self,
         index: usize,
@@ -226,26 +247,32 @@ impl Reader<'_> {
         SharedExpert { ffn, gate: None }
     }
 
-    /// The window of each layer; `None`: it sees everything. The file has a flag for each layer, or one number, the
-    /// period, or neither, when it is `usual_period`. Each `period`-th layer sees everything; no layer does when it is 0.
+    /// Positions that a windowed layer sees; `None` where the file gives none or 0.
+    pub(in super::super) fn window(&self) -> Result<Option<usize>, SpecError> {
+        Ok(Some(self.number_or_0(WINDOW, MAX_CONTEXT)?).filter(|window| *window > 0))
+    }
+
+    /// The window of each layer, `window` or `None`: it sees everything. The file has a flag for each layer, or one number,
+    /// the period, or neither, when it is `usual_period`. Each `period`-th layer sees everything; no layer does when it is
+    /// 0.
     pub(in super::super) fn windows(
         &self,
         layers: usize,
+        window: Option<usize>,
         usual_period: usize,
     ) -> Result<Vec<Option<usize>>, SpecError> {
         const PATTERN: &str = "attention.sliding_window_pattern";
-        let window = self.count(WINDOW, 1 << 28)?;
         if let Some(Value::Bool(found)) = self.file.metadata().get(&self.key(PATTERN)) {
             return Err(self.bad(PATTERN, found, "it must be a period, or a flag for each layer"));
         }
         let period = match self.file.metadata().opt_per_layer(&self.key(PATTERN), layers)? {
             Some(PerLayer::Each(flags)) => {
-                return Ok(flags.iter().map(|flag| (*flag != 0).then_some(window)).collect());
+                return Ok(flags.iter().map(|flag| window.filter(|_| *flag != 0)).collect());
             }
             Some(PerLayer::All(period)) => period as usize,
             None => usual_period,
         };
         let windowed = |layer| period == 0 || layer % period < period - 1;
-        Ok((0..layers).map(|layer| windowed(layer).then_some(window)).collect())
+        Ok((0..layers).map(|layer| window.filter(|_| windowed(layer))).collect())
     }
 }

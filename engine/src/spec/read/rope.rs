@@ -19,6 +19,22 @@ impl Reader<'_> {
     /// The rotary embedding that the metadata describes. A factor without a type is a linear one; `rope.scale_linear` is
     /// what old files call it.
     pub(in super::super) fn rope(&self, style: RopeStyle, d: &Dimensions) -> Result<Rope, SpecError> {
+        let base = self.positive("rope.freq_base")?.unwrap_or(10_000.0);
+        self.rope_with_base(style, d, base)
+    }
+
+    /// The same for layers with a window, which may have a base of their own, and share all else.
+    pub(in super::super) fn windowed_rope(
+        &self,
+        style: RopeStyle,
+        d: &Dimensions,
+        usual_base: f32,
+    ) -> Result<Rope, SpecError> {
+        let base = self.positive("rope.freq_base_swa")?.unwrap_or(usual_base);
+        self.rope_with_base(style, d, base)
+    }
+
+    fn rope_with_base(&self, style: RopeStyle, d: &Dimensions, base: f32) -> Result<Rope, SpecError> {
         let scaling = self.file.metadata().opt_str(&self.key("rope.scaling.type"))?.unwrap_or("linear");
         let factor = match self.positive("rope.scaling.factor")? {
             None => self.positive("rope.scale_linear")?,
@@ -31,7 +47,7 @@ impl Reader<'_> {
         let plain = Rope {
             style,
             rotary_dim: d.rotary_dim,
-            base: self.positive("rope.freq_base")?.unwrap_or(10_000.0),
+            base,
             scale: 1.0,
             factors: self.frequency_divisors(d)?,
             magnitude: self.factor("rope.scaling.attn_factor")?,
@@ -67,6 +83,13 @@ impl Reader<'_> {
     /// `ggml_rope_yarn_corr_dims` of llama.cpp have them): pairs that turn often inside the first context keep their
     /// frequency, those that turn seldom are stretched by `factor`, and a ramp lies between.
     fn yarn(&self, plain: Rope, factor: f32) -> Result<Rope, SpecError> {
+        if plain.base <= 1.0 {
+            return Err(self.bad(
+                "rope.freq_base",
+                plain.base,
+                "frequencies that yarn can stretch need a base above 1",
+            ));
+        }
         let number = |name: &str, usual: f32| Ok::<_, SpecError>(self.positive(name)?.unwrap_or(usual));
         let first_context = self.first_context()? as f64;
         let (fast, slow) =
@@ -99,7 +122,7 @@ impl Reader<'_> {
     }
 
     /// Positions that the model was made for before its frequencies were stretched.
-    fn first_context(&self) -> Result<usize, SpecError> {
+    pub(super) fn first_context(&self) -> Result<usize, SpecError> {
         let found = self.opt_count("rope.scaling.original_context_length", super::MAX_CONTEXT)?;
         found.map_or_else(|| self.count("context_length", super::MAX_CONTEXT), Ok)
     }
