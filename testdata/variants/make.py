@@ -219,7 +219,7 @@ def gemma3_windows(m):
     m.heads(4, 1, 16)
     m.hidden(32)
     m.drop(".bias", "output.weight")
-    m.set(rope__freq_base=100_000.0)
+    m.set(rope__freq_base=100_000.0, attention__scale=None)
     yield lambda m: m.set(attention__sliding_window=8)
     yield lambda m: m.set(rope__freq_base_swa=100.0)
     yield lambda m: m.set(rope__scaling__type="linear", rope__scaling__factor=8.0)
