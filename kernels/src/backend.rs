@@ -135,6 +135,13 @@ pub trait Linear: Memory {
     /// A shape or size that the backend cannot multiply, by the tensor's name.
     fn weight(&mut self, source: WeightSource<'_>) -> Result<Self::Weight, DeviceError>;
 
+    /// Several weights of one format and shape in one piece of work and of memory: the experts of a layer, each too small
+    /// to be worth either.
+    ///
+    /// # Errors
+    /// As [`Self::weight`].
+    fn weights(&mut self, sources: &[WeightSource<'_>]) -> Result<Vec<Self::Weight>, DeviceError>;
+
     /// Bytes of device memory that `weight` takes.
     fn weight_bytes(&self, weight: &Self::Weight) -> usize;
 

@@ -93,11 +93,11 @@ pub trait Experts: Linear {
         products: [RoutedProduct<'_, Self>; N],
     );
 
+    /// Multiplies each pair with the factor of its expert: `scales` (one row) has a column for each.
+    fn scale_routed(&mut self, target: &mut Self::Tensor, routes: &Self::Routes, scales: &Self::Tensor);
+
     /// Adds to each pair the row of its expert in `bias`, which has a row for each.
     fn add_routed_bias(&mut self, target: &mut Self::Tensor, routes: &Self::Routes, bias: &Self::Tensor);
-
-    /// Multiplies each pair with its expert's value in `scales` (one row).
-    fn scale_routed(&mut self, target: &mut Self::Tensor, routes: &Self::Routes, scales: &Self::Tensor);
 
     /// `output[row] = sum of weight * input[pair]` over the row's pairs, the best expert first.
     fn combine_routed(&mut self, input: &Self::Tensor, routes: &Self::Routes, output: &mut Self::Tensor);

@@ -100,9 +100,13 @@ impl Linear for CpuBackend {
     type Weight = PackedWeight;
 
     fn weight(&mut self, source: WeightSource<'_>) -> Result<PackedWeight, DeviceError> {
-        let WeightSource { name, format, rows, cols, bytes, release } = source;
-        PackedWeight::pack_and_release(&self.pool, self.isa, format, rows, cols, bytes, release)
-            .map_err(|error| refused(name, error))
+        let mut weights = self.weights(&[source])?;
+        Ok(weights.pop().expect("a weight for each source"))
+    }
+
+    fn weights(&mut self, sources: &[WeightSource<'_>]) -> Result<Vec<PackedWeight>, DeviceError> {
+        PackedWeight::pack_all(&self.pool, self.isa, sources)
+            .map_err(|(index, error)| refused(sources[index].name, error))
     }
 
     fn weight_bytes(&self, weight: &PackedWeight) -> usize {
@@ -121,11 +125,11 @@ impl Linear for CpuBackend {
     }
 
     fn multiply<const N: usize>(&mut self, input: &Tensor, rows: usize, products: [Product<'_, Self>; N]) {
-        let mut terms = products.map(|p| {
-            assert_eq!(p.output.cols, p.weight.rows(), "outputs of a product");
-            Term { weight: p.weight, output: p.output.rows_mut(rows) }
+        let terms = products.map(|Product { weight, output }| {
+            assert_eq!(output.cols, weight.rows(), "outputs of a product");
+            Term { weight, rows: 0..rows, output: output.rows_mut(rows) }
         });
-        matmul::multiply(&self.pool, self.isa, input.rows(rows), rows, &mut terms, &mut self.rows_scratch);
+        matmul::multiply(&self.pool, self.isa, input.rows(rows), input.cols, terms, &mut self.rows_scratch);
     }
 }
 
@@ -219,10 +223,7 @@ impl Pointwise for CpuBackend {
     }
 
     fn scale_rows(&mut self, target: &mut Tensor, factors: &[f32]) {
-        let cols = target.cols;
-        for (row, factor) in target.rows_mut(factors.len()).chunks_exact_mut(cols).zip(factors) {
-            ops::scale(&self.pool, self.isa, row, *factor);
-        }
+        ops::scale_rows(&self.pool, self.isa, target.rows_mut(factors.len()), factors);
     }
 
     fn gate_rows(&mut self, target: &mut Tensor, rows: usize, gate: &Tensor) {
@@ -316,16 +317,19 @@ impl Experts for CpuBackend {
         routes: &Routes,
         products: [RoutedProduct<'_, Self>; N],
     ) {
-        for RoutedProduct { weights, output } in products {
-            for run in routes.runs() {
-                let (weight, rows) = (&weights[run.expert], run.pairs.len());
-                assert_eq!(output.cols, weight.rows(), "outputs of a product");
-                let input = &input.values[run.pairs.start * input.cols..][..rows * input.cols];
-                let output = &mut output.values[run.pairs.start * output.cols..][..rows * output.cols];
-                let mut terms = [Term { weight, output }];
-                matmul::multiply(&self.pool, self.isa, input, rows, &mut terms, &mut self.rows_scratch);
-            }
-        }
+        let terms = products.into_iter().flat_map(|RoutedProduct { weights, output }| {
+            let cols = output.cols;
+            let mut rest = output.rows_mut(routes.pairs());
+            routes.runs().iter().map(move |run| {
+                let weight = &weights[run.expert];
+                assert_eq!(cols, weight.rows(), "outputs of a product");
+                let output =
+                    rest.split_off_mut(..run.pairs.len() * cols).expect("runs have all pairs in order");
+                Term { weight, rows: run.pairs.clone(), output }
+            })
+        });
+        let rows = input.rows(routes.pairs());
+        matmul::multiply(&self.pool, self.isa, rows, input.cols, terms, &mut self.rows_scratch);
     }
 
     fn add_routed_bias(&mut self, target: &mut Tensor, routes: &Routes, bias: &Tensor) {

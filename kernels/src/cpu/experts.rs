@@ -15,7 +15,7 @@
 use super::{
     isa::Isa,
     math::exp,
-    ops::{Map, map, padded, sigmoid},
+    ops::{self, Map, map, padded, sigmoid},
     pool::Pool,
     share::Shared,
     simd::{self, Kernel, LANES, Simd},
@@ -95,6 +95,16 @@ impl Routes {
     /// Pairs of the last step that was routed.
     pub fn pairs(&self) -> usize {
         self.rows * self.used
+    }
+
+    /// The experts of a row, best first, and their weights.
+    ///
+    /// # Panics
+    /// When there is no such row.
+    pub fn of_row(&self, row: usize) -> (&[u32], &[f32]) {
+        assert!(row < self.rows, "row {row} of {}", self.rows);
+        let own = row * self.used..(row + 1) * self.used;
+        (&self.experts[own.clone()], &self.weights[own])
     }
 
     /// The experts that were chosen, ascending.
@@ -312,6 +322,18 @@ pub fn gather(pool: &Pool, routes: &Routes, cols: usize, input: &[f32], output: 
     });
 }
 
+/// Multiplies each pair of `x` with the factor of its expert.
+///
+/// # Panics
+/// When the sizes do not fit.
+pub fn scale(pool: &Pool, isa: Isa, routes: &Routes, x: &mut [f32], factors: &[f32]) {
+    let cols = x.len().checked_div(routes.pairs()).unwrap_or(0);
+    assert_eq!(x.len(), routes.pairs() * cols, "a row for each pair");
+    for Run { expert, pairs } in &routes.runs {
+        ops::scale(pool, isa, &mut x[pairs.start * cols..pairs.end * cols], factors[*expert]);
+    }
+}
+
 /// Adds to each pair of `x` the row of its expert in `bias`.
 ///
 /// # Panics
@@ -321,19 +343,7 @@ pub fn add_bias(pool: &Pool, isa: Isa, routes: &Routes, x: &mut [f32], bias: &[f
     assert_eq!(x.len(), routes.pairs() * cols, "a row for each pair");
     for Run { expert, pairs } in &routes.runs {
         let x = &mut x[pairs.start * cols..pairs.end * cols];
-        super::ops::add_bias(pool, isa, x, &bias[expert * cols..][..cols]);
-    }
-}
-
-/// Multiplies each pair of `x` with the value of its expert in `scales`.
-///
-/// # Panics
-/// When the sizes do not fit.
-pub fn scale(pool: &Pool, isa: Isa, routes: &Routes, x: &mut [f32], scales: &[f32]) {
-    let cols = x.len().checked_div(routes.pairs()).unwrap_or(0);
-    assert_eq!(x.len(), routes.pairs() * cols, "a row for each pair");
-    for Run { expert, pairs } in &routes.runs {
-        super::ops::scale(pool, isa, &mut x[pairs.start * cols..pairs.end * cols], scales[*expert]);
+        ops::add_bias(pool, isa, x, &bias[expert * cols..][..cols]);
     }
 }
 
@@ -345,8 +355,7 @@ pub fn combine(pool: &Pool, isa: Isa, routes: &Routes, cols: usize, input: &[f32
     assert_eq!(input.len(), routes.pairs() * cols, "{} pairs of {cols}", routes.pairs());
     let used = routes.used;
     by_row(pool, cols, &mut output[..routes.rows * cols], |row, out| {
-        let pairs = &routes.pairs[row * used..][..used];
-        let weights = &routes.weights[row * used..][..used];
+        let (pairs, weights) = (&routes.pairs[row * used..][..used], routes.of_row(row).1);
         simd::dispatch(isa, CombineRow { pairs, weights, input, out });
     });
 }

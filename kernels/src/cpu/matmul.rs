@@ -32,6 +32,7 @@ mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod floats;
 mod layout;
+mod line;
 mod pack;
 mod rows;
 mod scalar;
@@ -45,31 +46,17 @@ mod tests;
 mod tile;
 mod weight;
 
+pub use line::Term;
 pub use rows::RowsScratch;
 pub use weight::{PackError, PackedWeight};
 
-use super::{isa::Isa, pool::Pool, share::Shared};
+use super::{isa::Isa, pool::Pool};
 use crate::blocks::BlockFormat;
 use layout::GROUP_ROWS;
+use line::{Line, Part};
 use rows::Rows;
 #[cfg(target_arch = "x86_64")]
 use simd::Simd;
-use std::ops::Range;
-
-/// Pieces of a thread's stretch: as long as it takes to stream them is what a thread may have to wait for another.
-const PIECE_BYTES: usize = 100 << 10;
-/// From this many rows on a piece shrinks, as its time grows with the rows.
-const ROWS_OF_FULL_PIECE: usize = 16;
-/// The unit in which work is counted: every group is a multiple of it.
-const UNIT_BYTES: usize = 64;
-
-/// One product of a call: all of them share the input.
-pub struct Term<'a> {
-    /// N outputs by K inputs
-    pub weight: &'a PackedWeight,
-    /// m rows of N
-    pub output: &'a mut [f32],
-}
 
 /// A run of groups of one term, as a kernel sees it.
 #[derive(Clone, Copy)]
@@ -97,96 +84,70 @@ struct GroupJob {
     decoded: *mut u8,
 }
 
-/// Multiplies `input` (m rows of K values) with every weight of `terms` (each with K columns).
+/// Multiplies `input` (rows of `cols` values) with every term's weight (of `cols` columns), each term its own rows. The
+/// input is quantised once; all terms are one job of the pool.
 ///
 /// # Panics
 /// When shapes do not fit each other or the machine lacks `isa`.
-pub fn multiply(
+pub fn multiply<'a>(
     pool: &Pool,
     isa: Isa,
     input: &[f32],
-    m: usize,
-    terms: &mut [Term<'_>],
+    cols: usize,
+    terms: impl IntoIterator<Item = Term<'a>>,
     scratch: &mut RowsScratch,
 ) {
-    let Some(first) = terms.first() else { return };
-    let cols = first.weight.cols();
+    assert!(cols > 0 && input.len().is_multiple_of(cols), "{} inputs in rows of {cols}", input.len());
+    let mut line = std::mem::take(&mut scratch.line);
+    line.clear();
+    terms.into_iter().for_each(|term| line.push(term, input.len() / cols, cols));
+    // SAFETY: the terms' borrows live for 'a, which is longer than this call.
+    unsafe { multiply_line(pool, isa, input, cols, &line, scratch) };
+    scratch.line = line;
+}
+
+/// # Safety
+/// The borrows of the line's terms are alive.
+unsafe fn multiply_line(
+    pool: &Pool,
+    isa: Isa,
+    input: &[f32],
+    cols: usize,
+    line: &Line,
+    scratch: &mut RowsScratch,
+) {
     assert!(isa.is_supported(), "this machine does not have {}", isa.name());
-    assert_eq!(m.checked_mul(cols), Some(input.len()), "input of {m} rows of {cols}");
-    for term in terms.iter() {
-        assert_eq!(term.weight.cols(), cols, "columns of terms that share an input");
-        assert_eq!(m.checked_mul(term.weight.rows()), Some(term.output.len()), "output of {m} rows");
+    if line.shapes().any(|(format, _)| format.is_quantised()) {
+        scratch.quantise(pool, isa, input, line.shapes().map(|(format, _)| format));
     }
-    if m == 0 {
-        return;
-    }
-    let formats = || terms.iter().map(|t| t.weight.format());
-    if formats().any(BlockFormat::is_quantised) {
-        scratch.quantise(pool, isa, input, formats());
-    }
-    let decoded_bytes = formats().map(|f| decoded_group_bytes(isa, f, m, cols)).max().unwrap_or(0);
-    let spread = Spread::new(terms, m);
-    let (rows, staging, decoded) = scratch.for_kernels(pool.threads(), m, decoded_bytes);
-    let count = terms.len();
-    let terms = Shared::new(terms);
-    pool.split_in_order(spread.units, spread.grain, &|units, thread| {
-        let mut first_unit = 0;
-        for i in 0..count {
-            // SAFETY: inside the slice. Threads only read the term itself; its output is reached through a raw pointer, and
-            // each thread writes the columns of its own groups.
-            let (weight, output) = unsafe {
-                let term = terms.as_ptr().add(i);
-                ((*term).weight, (&raw mut *(*term).output).cast::<f32>())
-            };
-            let groups = groups_in(&units, first_unit, weight);
-            first_unit += weight.bytes() / UNIT_BYTES;
-            if groups.is_empty() {
-                continue;
-            }
-            let first_output = groups.start * GROUP_ROWS;
+    let most_rows = line.shapes().map(|(_, m)| m).max().unwrap_or(0);
+    let decoded_bytes = line.shapes().map(|(f, m)| decoded_group_bytes(isa, f, m, cols)).max().unwrap_or(0);
+    let (rows, staging, decoded) = scratch.for_kernels(pool.threads(), most_rows, decoded_bytes);
+    let spread = line.spread();
+    pool.split_in_order(spread.items, spread.grain, &|items, thread| {
+        // SAFETY: as the caller promises.
+        for Part { weight, groups, rows: own, output } in unsafe { line.parts(&spread, items) } {
             let job = GroupJob {
                 format: weight.format(),
                 groups: weight.groups()[groups.start * weight.group_bytes()..].as_ptr(),
                 group_bytes: weight.group_bytes(),
                 count: groups.len(),
-                outputs: weight.rows() - first_output,
-                m,
+                outputs: weight.rows() - groups.start * GROUP_ROWS,
+                m: own.len(),
                 cols,
-                input: input.as_ptr(),
-                rows: rows.for_format(weight.format()),
-                output: output.wrapping_add(first_output),
+                input: input[own.start * cols..].as_ptr(),
+                rows: rows.for_format(weight.format(), own.start, cols),
+                output,
                 output_stride: weight.rows(),
-                staging: staging.as_ptr().wrapping_add(thread * m * GROUP_ROWS),
+                staging: staging.as_ptr().wrapping_add(thread * most_rows * GROUP_ROWS),
                 decoded: decoded.as_ptr().wrapping_add(thread * decoded_bytes),
             };
-            // SAFETY: shapes and the instruction set were checked above; all buffers outlive the job, since `split_in_order`
-            // returns only when all pieces are done; pieces do not share groups, hence no outputs, nor threads their scratch.
+            // SAFETY: shapes were checked when the term was placed, the instruction set above; all buffers outlive the job,
+            // since `split_in_order` returns only when all pieces are done; pieces do not share groups, hence no outputs, nor
+            // threads their scratch.
             unsafe { run(isa, &job) };
         }
     });
-}
-
-/// How a call is cut, in units of `UNIT_BYTES` of packed weights.
-struct Spread {
-    units: usize,
-    grain: usize,
-}
-
-impl Spread {
-    fn new(terms: &[Term<'_>], m: usize) -> Self {
-        let bytes: usize = terms.iter().map(|t| t.weight.bytes()).sum();
-        let two_groups = 2 * terms.iter().map(|t| t.weight.group_bytes()).max().unwrap_or(0);
-        let piece = PIECE_BYTES * ROWS_OF_FULL_PIECE / m.max(ROWS_OF_FULL_PIECE);
-        Self { units: bytes / UNIT_BYTES, grain: piece.max(two_groups) / UNIT_BYTES }
-    }
-}
-
-/// The groups of `weight` that begin inside `units`, when its first unit is `first_unit`.
-fn groups_in(units: &Range<usize>, first_unit: usize, weight: &PackedWeight) -> Range<usize> {
-    let group_units = weight.group_bytes() / UNIT_BYTES;
-    let count = weight.bytes() / weight.group_bytes();
-    let bound = |unit: usize| unit.saturating_sub(first_unit).div_ceil(group_units).min(count);
-    bound(units.start)..bound(units.end)
 }
 
 /// Runs a job with the instructions of `isa`.

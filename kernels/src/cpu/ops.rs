@@ -232,18 +232,22 @@ pub fn gated(pool: &Pool, isa: Isa, gate: &mut [f32], up: &[f32], activation: Ac
     }
 }
 
-/// A gate for each row.
-struct RowGates<'a> {
+/// A factor for each row.
+struct RowFactors<'a> {
     cols: usize,
-    gates: &'a [f32],
+    factors: &'a [f32],
+    /// Whether the factors go through the sigmoid first.
+    gates: bool,
 }
 
-impl RowOp for RowGates<'_> {
+impl RowOp for RowFactors<'_> {
     #[inline(always)]
     fn apply<S: Simd>(&self, s: S, first_row: usize, x: &mut [f32]) {
-        for (row, &gate) in x.chunks_exact_mut(self.cols).zip(&self.gates[first_row..]) {
-            let mut lanes = [0.0; LANES];
-            s.store(sigmoid(s, s.splat(gate)), &mut lanes);
+        for (row, &factor) in x.chunks_exact_mut(self.cols).zip(&self.factors[first_row..]) {
+            let mut lanes = [factor; LANES];
+            if self.gates {
+                s.store(sigmoid(s, s.load(&lanes)), &mut lanes);
+            }
             Alone(Times(lanes[0])).apply(s, 0, row);
         }
     }
@@ -256,18 +260,28 @@ pub(super) fn sigmoid<S: Simd>(s: S, x: S::F) -> S::F {
     s.div(one, s.add(one, exp(s, s.sub(s.splat(0.0), x))))
 }
 
+/// `x[row] *= factors[row]`, for as many rows as there are factors.
+///
+/// # Panics
+/// When `x` is not that many rows.
+pub fn scale_rows(pool: &Pool, isa: Isa, x: &mut [f32], factors: &[f32]) {
+    by_factors(pool, isa, x, factors, false);
+}
+
 /// `x[row] *= 1 / (1 + e^-gates[row])`, for as many rows as there are gates.
 ///
 /// # Panics
 /// When `x` is not that many rows.
 pub fn gate_rows(pool: &Pool, isa: Isa, x: &mut [f32], gates: &[f32]) {
-    if gates.is_empty() {
-        assert!(x.is_empty(), "a gate for each row");
-        return;
+    by_factors(pool, isa, x, gates, true);
+}
+
+fn by_factors(pool: &Pool, isa: Isa, x: &mut [f32], factors: &[f32], gates: bool) {
+    let cols = x.len().checked_div(factors.len()).unwrap_or(0);
+    assert_eq!(x.len(), factors.len() * cols, "a factor for each row");
+    if cols > 0 {
+        by_rows(pool, isa, x, cols, &RowFactors { cols, factors, gates });
     }
-    let cols = x.len() / gates.len();
-    assert_eq!(x.len(), gates.len() * cols, "a gate for each row");
-    by_rows(pool, isa, x, cols, &RowGates { cols, gates });
 }
 
 struct RmsNorm<'a> {

@@ -190,14 +190,16 @@ proptest! {
         let logits = noise(seed, rows * routing.experts);
         let routes = everywhere(&logits, &routing, None);
         let (input, bias) = (noise(seed ^ 1, rows * cols), noise(seed ^ 2, routing.experts * cols));
+        let factors = noise(seed ^ 3, routing.experts);
         let pairs = routes.pairs();
-        // Each pair is its row plus its expert's bias.
+        // Each pair is its row times its expert's factor plus its expert's bias.
         let mut want = vec![0.0; rows * cols];
         for (index, out) in want.iter_mut().enumerate() {
             let (row, col) = (index / cols, index % cols);
             for choice in 0..routing.used {
                 let at = row * routing.used + choice;
-                let value = input[index] + bias[routes.experts[at] as usize * cols + col];
+                let expert = routes.experts[at] as usize;
+                let value = input[index] * factors[expert] + bias[expert * cols + col];
                 *out = if choice == 0 { routes.weights[at] * value } else { routes.weights[at].mul_add(value, *out) };
             }
         }
@@ -208,6 +210,7 @@ proptest! {
                 let (gathered, rest) = buffer[SENTINELS..].split_at_mut(pairs * cols);
                 let output = &mut rest[SENTINELS..][..rows * cols];
                 gather(&pool, &routes, cols, &input, gathered);
+                scale(&pool, isa, &routes, gathered, &factors);
                 add_bias(&pool, isa, &routes, gathered, &bias);
                 combine(&pool, isa, &routes, cols, gathered, output);
                 prop_assert_eq!(&*output, &want[..], "{} {}", isa.name(), threads);

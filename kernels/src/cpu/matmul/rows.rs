@@ -6,7 +6,10 @@
 //! block with a non-finite value gets the scale NaN and codes 0: its outputs are NaN. A block below `SMALLEST_MAGNITUDE` is 0.
 //! Plain Rust, compiled for each instruction set: nothing here can round differently.
 
-use super::layout::{BLOCK_COLS, GROUP_ROWS};
+use super::{
+    layout::{BLOCK_COLS, GROUP_ROWS},
+    line::Line,
+};
 use crate::{
     blocks::BlockFormat,
     cpu::{
@@ -44,6 +47,8 @@ pub struct RowsScratch {
     decoded: Grown<u8>,
     /// Outputs of a partial group for each thread.
     staging: Grown<f32>,
+    /// The terms of a call; holds none between calls that anybody reads.
+    pub(super) line: Line,
 }
 
 impl RowsScratch {
@@ -125,10 +130,12 @@ pub(super) struct RowsOfFormats {
 unsafe impl Sync for RowsOfFormats {}
 
 impl RowsOfFormats {
-    /// The rows as a kernel of `format` reads them.
-    pub(super) fn for_format(&self, format: BlockFormat) -> Rows {
-        let starts = start_kind(format).map_or(std::ptr::null(), |kind| self.starts[kind]);
-        Rows { codes: self.codes, scale: self.scale, scaled_sum: self.scaled_sum, starts }
+    /// The rows from `row` on (of `cols` values), as a kernel of `format` reads them.
+    pub(super) fn for_format(&self, format: BlockFormat, row: usize, cols: usize) -> Rows {
+        let (starts, sums) =
+            start_kind(format).map_or((std::ptr::null(), 1), |kind| (self.starts[kind], STARTS[kind].1));
+        let all = Rows { codes: self.codes, scale: self.scale, scaled_sum: self.scaled_sum, starts };
+        all.starting_at(row, cols, sums)
     }
 }
 

@@ -1,8 +1,9 @@
 //! Every instruction set, shape and thread count against the scalar twin, to the bit; the twin against f64.
 
 use super::*;
-use crate::blocks;
+use crate::{backend::WeightSource, blocks};
 use proptest::prelude::*;
+use std::ops::Range;
 
 /// Row counts on both sides of every change of plan.
 const ROW_COUNTS: [usize; 11] = [1, 2, 3, 4, 5, 6, 7, 8, 13, 23, 64];
@@ -100,7 +101,7 @@ impl Matrix {
     }
 }
 
-/// The products, each in its own buffer between sentinels that must survive.
+/// The products of all `m` rows with each weight.
 fn product(
     pool: &Pool,
     isa: Isa,
@@ -109,16 +110,26 @@ fn product(
     m: usize,
     scratch: &mut RowsScratch,
 ) -> Vec<Vec<f32>> {
-    let mut buffers: Vec<_> = weights.iter().map(|w| vec![SENTINEL; m * w.rows() + 2 * SENTINELS]).collect();
-    let mut terms: Vec<_> = weights
-        .iter()
-        .zip(&mut buffers)
-        .map(|(&weight, buffer)| {
-            let end = buffer.len() - SENTINELS;
-            Term { weight, output: &mut buffer[SENTINELS..end] }
-        })
-        .collect();
-    multiply(pool, isa, input, m, &mut terms, scratch);
+    let all: Vec<_> = weights.iter().map(|&weight| (weight, 0..m)).collect();
+    ranged_product(pool, isa, &all, input, input.len() / m, scratch)
+}
+
+/// The products of some rows with each weight, each in its own buffer between sentinels that must survive.
+fn ranged_product(
+    pool: &Pool,
+    isa: Isa,
+    weights: &[(&PackedWeight, Range<usize>)],
+    input: &[f32],
+    cols: usize,
+    scratch: &mut RowsScratch,
+) -> Vec<Vec<f32>> {
+    let len = |(weight, rows): &(&PackedWeight, Range<usize>)| rows.len() * weight.rows() + 2 * SENTINELS;
+    let mut buffers: Vec<_> = weights.iter().map(|w| vec![SENTINEL; len(w)]).collect();
+    let terms = weights.iter().zip(&mut buffers).map(|((weight, rows), buffer)| {
+        let end = buffer.len() - SENTINELS;
+        Term { weight, rows: rows.clone(), output: &mut buffer[SENTINELS..end] }
+    });
+    multiply(pool, isa, input, cols, terms, scratch);
     for buffer in &mut buffers {
         let after = buffer.split_off(buffer.len() - SENTINELS);
         let before = buffer.drain(..SENTINELS);
@@ -166,6 +177,35 @@ proptest! {
                     let got = product(&pool, isa, &[&weight], &input[..m * cols], m, &mut scratch).remove(0);
                     let differ = bits(&got).iter().zip(&want).filter(|(g, w)| g != w).count();
                     prop_assert_eq!(differ, 0, "of {} outputs: {}, {} rows, {} threads", got.len(), isa.name(), m, threads);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn terms_multiply_their_own_rows(
+        (format, cols) in format_and_cols(),
+        terms in proptest::collection::vec((1..80usize, 0..40usize, 0..40usize, any::<bool>()), 0..20),
+        seed in 1u64..,
+    ) {
+        const INPUT_ROWS: usize = 40;
+        let mut random = Random(seed);
+        let input = random.activations(INPUT_ROWS * cols);
+        let terms: Vec<_> = terms.into_iter().map(|(outputs, a, b, float)| {
+            let format = if float { BlockFormat::F16 } else { format };
+            (Matrix::random(&mut random, Isa::best(), format, outputs, cols).packed, a.min(b)..a.max(b))
+        }).collect();
+        let ranged: Vec<_> = terms.iter().map(|(weight, rows)| (weight, rows.clone())).collect();
+        let want: Vec<_> = ranged.iter().map(|(weight, rows)| {
+            bits(&twin(weight, &input[rows.start * cols..rows.end * cols]))
+        }).collect();
+        let mut scratch = RowsScratch::new();
+        for threads in 1..=3 {
+            let pool = Pool::new(threads);
+            for isa in Isa::available() {
+                let got = ranged_product(&pool, isa, &ranged, &input, cols, &mut scratch);
+                for (got, want) in got.iter().zip(&want) {
+                    prop_assert_eq!(&bits(got), want, "{} {}", isa.name(), threads);
                 }
             }
         }
@@ -239,6 +279,53 @@ fn terms_of_a_call_do_not_touch_each_other() {
     }
 }
 
+/// Cuts lines of all kinds into pieces of all sizes: each group is in one of them, and pieces are about equal.
+#[test]
+fn every_group_is_in_one_piece() {
+    let mut random = Random(17);
+    let [small, large] = [(5, 96), (700, 96)]
+        .map(|(n, k)| Matrix::random(&mut random, Isa::best(), BlockFormat::F16, n, k).packed);
+    for (count, many) in [(1, 1), (3, 16), (200, 17), (7, 300)] {
+        let mut line = Line::default();
+        let terms: Vec<_> = (0..count)
+            .map(|i| (if i % 3 == 0 { &large } else { &small }, if i % 2 == 0 { 1 } else { many }))
+            .collect();
+        let mut outputs: Vec<_> =
+            terms.iter().map(|(weight, rows)| vec![0f32; weight.rows() * rows]).collect();
+        for ((weight, rows), output) in terms.iter().zip(&mut outputs) {
+            line.push(Term { weight, rows: 0..*rows, output }, many, 96);
+        }
+        let spread = line.spread();
+        for grain in [1, 7, spread.grain, spread.items] {
+            let mut groups: Vec<Vec<usize>> = vec![vec![]; count];
+            for start in (0..spread.items).step_by(grain) {
+                // SAFETY: weights and outputs are alive.
+                for part in unsafe { line.parts(&spread, start..(start + grain).min(spread.items)) } {
+                    let own =
+                        outputs.iter().position(|o| o.as_ptr_range().contains(&part.output.cast_const()));
+                    let own = own.expect("an output of one of the terms");
+                    let first = part.groups.start * GROUP_ROWS;
+                    assert_eq!(part.output.cast_const(), outputs[own][first..].as_ptr());
+                    assert_eq!((part.weight.rows(), part.rows), (terms[own].0.rows(), 0..terms[own].1));
+                    groups[own].extend(part.groups);
+                }
+            }
+            for (groups, (weight, _)) in groups.iter().zip(&terms) {
+                let all: Vec<_> = (0..weight.rows().div_ceil(GROUP_ROWS)).collect();
+                assert_eq!(*groups, all, "{count} terms of {many} rows, {grain} of {} items", spread.items);
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "rows 1..4 of an input of 3")]
+fn rows_that_the_input_does_not_have_are_refused() {
+    let weight = Matrix::random(&mut Random(1), Isa::Scalar, BlockFormat::F32, 2, 8).packed;
+    let mut scratch = RowsScratch::new();
+    ranged_product(&Pool::new(1), Isa::Scalar, &[(&weight, 1..4)], &[0.0; 24], 8, &mut scratch);
+}
+
 #[test]
 fn non_finite_activations_reach_their_own_row_alone() {
     const COLS: usize = 256;
@@ -281,27 +368,60 @@ fn a_matrix_that_does_not_fit_is_refused_by_name() {
 
 #[test]
 fn released_ranges_cover_the_file_once() {
-    let (rows, cols) = (3000, 1024);
-    let file = Random(3).weights(BlockFormat::Q8_0, rows, cols);
-    let ranges = std::sync::Mutex::new(Vec::new());
-    let release = |range: Range<usize>| ranges.lock().unwrap().push(range);
-    PackedWeight::pack_and_release(
-        &Pool::new(2),
-        Isa::best(),
-        BlockFormat::Q8_0,
-        rows,
-        cols,
-        &file,
-        &release,
-    )
-    .unwrap();
-    let mut ranges = ranges.into_inner().unwrap();
-    ranges.sort_by_key(|r| r.start);
-    assert!(ranges.len() > 1);
-    let mut end = 0;
-    for range in ranges {
-        assert_eq!(range.start, end);
-        end = range.end;
+    let (rows, cols, format) = (3000, 1024, BlockFormat::Q8_0);
+    let file = Random(3).weights(format, rows, cols);
+    // Whole, and as parts that are not whole groups, the last shorter than a piece.
+    for parts in [1, 5, 60] {
+        let ranges = std::sync::Mutex::new(Vec::new());
+        let part_bytes = file.len() / parts;
+        let releases: Vec<_> = (0..parts)
+            .map(|part| {
+                let (ranges, start) = (&ranges, part * part_bytes);
+                move |range: Range<usize>| ranges.lock().unwrap().push(start + range.start..start + range.end)
+            })
+            .collect();
+        let sources: Vec<_> = file
+            .chunks_exact(part_bytes)
+            .zip(&releases)
+            .map(|(bytes, release)| WeightSource {
+                name: "",
+                format,
+                rows: rows / parts,
+                cols,
+                bytes,
+                release,
+            })
+            .collect();
+        PackedWeight::pack_all(&Pool::new(2), Isa::best(), &sources).unwrap();
+        let mut ranges = ranges.into_inner().unwrap();
+        ranges.sort_by_key(|r| r.start);
+        assert!(ranges.len() > 1);
+        let mut end = 0;
+        for range in ranges {
+            assert_eq!(range.start, end);
+            end = range.end;
+        }
+        assert_eq!(end, file.len());
     }
-    assert_eq!(end, file.len());
+}
+
+#[test]
+fn matrices_packed_together_are_those_packed_alone() {
+    let (rows, cols, count) = (70, 256, 9);
+    let mut random = Random(5);
+    for format in [BlockFormat::F32, BlockFormat::Q5_1, BlockFormat::Q6_K] {
+        let files: Vec<_> = (0..count).map(|_| random.weights(format, rows, cols)).collect();
+        let source = |bytes| WeightSource { name: "", format, rows, cols, bytes, release: &|_| {} };
+        let sources: Vec<_> = files.iter().map(|bytes| source(bytes)).collect();
+        let together = PackedWeight::pack_all(&Pool::new(2), Isa::best(), &sources).unwrap();
+        assert_eq!(together.len(), count);
+        for (packed, file) in together.iter().zip(&files) {
+            let alone = PackedWeight::pack(&Pool::new(1), Isa::Scalar, format, rows, cols, file).unwrap();
+            assert!(packed.groups() == alone.groups() && packed.bytes() == alone.bytes(), "{format}");
+        }
+        let mut sources = sources;
+        sources[4].bytes = &files[4][1..];
+        let error = PackedWeight::pack_all(&Pool::new(1), Isa::best(), &sources).err().unwrap();
+        assert!(matches!(error, (4, PackError::WrongSize { .. })), "{error:?}");
+    }
 }

@@ -5,10 +5,11 @@ use super::{
     pack::pack_group,
 };
 use crate::{
+    backend::WeightSource,
     blocks::{self, BlockFormat},
     cpu::{buffer::AlignedBuffer, isa::Isa, pool::Pool, share::Shared},
 };
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 /// Why a matrix cannot be packed.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -57,14 +58,19 @@ pub struct PackedWeight {
     rows: usize,
     cols: usize,
     group_bytes: usize,
-    groups: AlignedBuffer<u8>,
+    /// The matrix's part of the buffer, which matrices packed together share.
+    place: Range<usize>,
+    buffer: Arc<AlignedBuffer<u8>>,
 }
 
 impl PackedWeight {
     /// Packs a matrix from its file bytes (`rows` rows of `cols` weights, one after another).
     ///
     /// # Errors
-    /// As [`Self::pack_and_release`].
+    /// `bytes` are not such a matrix.
+    ///
+    /// # Panics
+    /// The machine does not have `isa`.
     pub fn pack(
         pool: &Pool,
         isa: Isa,
@@ -73,63 +79,59 @@ impl PackedWeight {
         cols: usize,
         bytes: &[u8],
     ) -> Result<Self, PackError> {
-        Self::pack_and_release(pool, isa, format, rows, cols, bytes, &|_| {})
+        let source = WeightSource { name: "", format, rows, cols, bytes, release: &|_| {} };
+        let mut packed = Self::pack_all(pool, isa, &[source]).map_err(|(_, error)| error)?;
+        Ok(packed.pop().expect("a matrix for each source"))
     }
 
-    /// [`Self::pack`] that calls `release` with each range of `bytes` as soon as it is not needed any more, from any
-    /// thread, so that the caller can give the file's pages back and the peak stays at one copy. Ranges do not overlap
-    /// and cover all of `bytes`.
+    /// Packs matrices of one format and shape, in one buffer and one piece of work. Calls each source's `release` with
+    /// each range of its bytes as soon as it is not needed any more, from any thread, so that the caller can give the
+    /// file's pages back and the peak stays at one copy.
     ///
     /// # Errors
-    /// `bytes` are not such a matrix.
+    /// Which source is no such matrix.
     ///
     /// # Panics
-    /// The machine does not have `isa`.
-    pub fn pack_and_release(
+    /// Sources are not of one format and shape, or the machine does not have `isa`.
+    pub fn pack_all(
         pool: &Pool,
         isa: Isa,
-        format: BlockFormat,
-        rows: usize,
-        cols: usize,
-        bytes: &[u8],
-        release: &(dyn Fn(Range<usize>) + Sync),
-    ) -> Result<Self, PackError> {
+        sources: &[WeightSource<'_>],
+    ) -> Result<Vec<Self>, (usize, PackError)> {
         assert!(isa.is_supported(), "this machine does not have {}", isa.name());
-        if !layout::is_multiplied(format) {
-            let known = BlockFormat::ALL.into_iter().filter(|&f| layout::is_multiplied(f));
-            let known = known.map(BlockFormat::name).collect::<Vec<_>>().join(", ");
-            return Err(PackError::NoKernel { format, known });
-        }
-        if rows == 0 || cols == 0 {
-            return Err(PackError::Empty { rows, cols });
-        }
-        if !cols.is_multiple_of(format.block_len()) {
-            return Err(PackError::PartialBlock { format, cols });
-        }
-        let wrong_size = PackError::WrongSize { format, rows, cols, bytes: bytes.len() };
-        let (Some(row_bytes), Some(group_bytes)) =
-            (format.row_bytes(cols), layout::group_bytes(format, cols))
-        else {
-            return Err(wrong_size);
-        };
-        if row_bytes.checked_mul(rows) != Some(bytes.len()) {
-            return Err(wrong_size);
-        }
+        let Some(first) = sources.first() else { return Ok(vec![]) };
+        let &WeightSource { format, rows, cols, .. } = first;
+        let Sizes { row_bytes, group_bytes, matrix_bytes, all_bytes } = sizes(sources)?;
         let group_count = rows.div_ceil(GROUP_ROWS);
-        let packed_bytes = group_bytes.checked_mul(group_count).ok_or(wrong_size)?;
-        let mut groups = AlignedBuffer::zeroed(packed_bytes);
+        let mut groups = AlignedBuffer::zeroed(all_bytes);
         let out = Shared::new(&mut groups);
         // Pieces of about a megabyte: enough to make a release worth its system call.
         let grain = (1usize << 20).div_ceil(group_bytes);
-        pool.split(group_count, grain, &|piece, _| {
-            let done =
-                piece.start * GROUP_ROWS * row_bytes..(piece.end * GROUP_ROWS * row_bytes).min(bytes.len());
+        pool.split(group_count * sources.len(), grain, &|piece, _| {
             // SAFETY: pieces do not overlap, and each group belongs to one piece.
-            let out = unsafe { out.part(piece.start * group_bytes..piece.end * group_bytes) };
-            pack_groups(isa, format, cols, &bytes[done.clone()], out);
-            release(done);
+            let mut out = unsafe { out.part(piece.start * group_bytes..piece.end * group_bytes) };
+            let mut next = piece.start;
+            while next < piece.end {
+                let (source, first) = (&sources[next / group_count], next % group_count);
+                let last = group_count.min(first + (piece.end - next));
+                let part_bytes = GROUP_ROWS * row_bytes;
+                let done = first * part_bytes..source.bytes.len().min(last * part_bytes);
+                let own = out.split_off_mut(..(last - first) * group_bytes).expect("a place for each group");
+                pack_groups(isa, format, cols, &source.bytes[done.clone()], own);
+                (source.release)(done);
+                next += last - first;
+            }
         });
-        Ok(Self { format, rows, cols, group_bytes, groups })
+        let groups = Arc::new(groups);
+        let weight = |index: usize| Self {
+            format,
+            rows,
+            cols,
+            group_bytes,
+            place: index * matrix_bytes..(index + 1) * matrix_bytes,
+            buffer: Arc::clone(&groups),
+        };
+        Ok((0..sources.len()).map(weight).collect())
     }
 
     /// Outputs.
@@ -149,7 +151,7 @@ impl PackedWeight {
 
     /// Memory in use: the file's bytes a weight, rows padded to a multiple of 32.
     pub fn bytes(&self) -> usize {
-        self.groups.len()
+        self.place.len()
     }
 
     /// Bytes of 32 rows.
@@ -159,7 +161,7 @@ impl PackedWeight {
 
     /// All groups, one after another.
     pub(super) fn groups(&self) -> &[u8] {
-        &self.groups
+        &self.buffer[self.place.clone()]
     }
 
     /// Decodes one row to f32, equal to the last bit to decoding it from the file: an embedding needs no second copy.
@@ -169,7 +171,7 @@ impl PackedWeight {
     pub fn decode_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.rows, "row {row} of {}", self.rows);
         assert_eq!(out.len(), self.cols, "columns");
-        let group = &self.groups[row / GROUP_ROWS * self.group_bytes..][..self.group_bytes];
+        let group = &self.groups()[row / GROUP_ROWS * self.group_bytes..][..self.group_bytes];
         let lane = row % GROUP_ROWS;
         with_format!(self.format, F => decode_lane::<F>(group, lane, out), _ => {
             let width = self.format.block_bytes();
@@ -178,6 +180,46 @@ impl PackedWeight {
             }
         });
     }
+}
+
+/// Bytes of a file row, and of 32 rows, a matrix and all matrices when they are packed.
+struct Sizes {
+    row_bytes: usize,
+    group_bytes: usize,
+    matrix_bytes: usize,
+    all_bytes: usize,
+}
+
+/// Checks matrices, of which there are some; says which of them is none.
+fn sizes(sources: &[WeightSource<'_>]) -> Result<Sizes, (usize, PackError)> {
+    let WeightSource { format, rows, cols, .. } = sources[0];
+    if !layout::is_multiplied(format) {
+        let known = BlockFormat::ALL.into_iter().filter(|&f| layout::is_multiplied(f));
+        let known = known.map(BlockFormat::name).collect::<Vec<_>>().join(", ");
+        return Err((0, PackError::NoKernel { format, known }));
+    }
+    if rows == 0 || cols == 0 {
+        return Err((0, PackError::Empty { rows, cols }));
+    }
+    if !cols.is_multiple_of(format.block_len()) {
+        return Err((0, PackError::PartialBlock { format, cols }));
+    }
+    let wrong_size = |index: usize| {
+        (index, PackError::WrongSize { format, rows, cols, bytes: sources[index].bytes.len() })
+    };
+    let (Some(row_bytes), Some(group_bytes)) = (format.row_bytes(cols), layout::group_bytes(format, cols))
+    else {
+        return Err(wrong_size(0));
+    };
+    for (index, source) in sources.iter().enumerate() {
+        assert_eq!((source.format, source.rows, source.cols), (format, rows, cols), "weights of one shape");
+        if row_bytes.checked_mul(rows) != Some(source.bytes.len()) {
+            return Err(wrong_size(index));
+        }
+    }
+    let matrix_bytes = rows.div_ceil(GROUP_ROWS).checked_mul(group_bytes).ok_or(wrong_size(0))?;
+    let all_bytes = matrix_bytes.checked_mul(sources.len()).ok_or(wrong_size(0))?;
+    Ok(Sizes { row_bytes, group_bytes, matrix_bytes, all_bytes })
 }
 
 fn decode_lane<F: Format>(group: &[u8], lane: usize, out: &mut [f32]) {
@@ -202,7 +244,7 @@ fn decode_lane<F: Format>(group: &[u8], lane: usize, out: &mut [f32]) {
 fn pack_groups(isa: Isa, format: BlockFormat, cols: usize, rows: &[u8], out: &mut [u8]) {
     match isa {
         Isa::Scalar => pack_groups_plain(format, cols, rows, out),
-        // SAFETY: `pack_and_release` has checked that the machine has the instruction set.
+        // SAFETY: `pack_all` has checked that the machine has the instruction set.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => unsafe { super::avx2::pack_groups(format, cols, rows, out) },
         // SAFETY: as above.
@@ -218,7 +260,7 @@ fn pack_groups(isa: Isa, format: BlockFormat, cols: usize, rows: &[u8], out: &mu
 pub(super) fn pack_groups_plain(format: BlockFormat, cols: usize, rows: &[u8], out: &mut [u8]) {
     let (Some(row_bytes), Some(group_bytes)) = (format.row_bytes(cols), layout::group_bytes(format, cols))
     else {
-        unreachable!("checked by pack_and_release")
+        unreachable!("checked by pack_all")
     };
     for (rows, group) in rows.chunks(GROUP_ROWS * row_bytes).zip(out.chunks_exact_mut(group_bytes)) {
         pack_group(format, cols, rows, group);

@@ -109,19 +109,42 @@ fn the_exp2_table_holds_the_sixteenths() {
 #[test]
 fn gates_match_f64() {
     let x: Vec<f32> = many_floats(1e-6, 30.0);
-    let up = noise(3, x.len(), 2.0);
-    let silu = |x: f64| x / (1.0 + (-x).exp());
-    let gelu = |x: f64| {
+    let up = noise(3, x.len(), 12.0);
+    // What becomes of the gate, and what it is multiplied with.
+    let silu = |x: f64, up: f64| (x / (1.0 + (-x).exp()), up);
+    let gelu = |x: f64, up: f64| {
         let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
-        x / (1.0 + (-2.0 * u).exp())
+        (x / (1.0 + (-2.0 * u).exp()), up)
     };
-    for (activation, twin) in
-        [(Activation::Silu, &silu as &dyn Fn(f64) -> f64), (Activation::GeluTanh, &gelu)]
-    {
+    let clamped = |x: f64, up: f64| {
+        let x = x.min(7.0);
+        (x / (1.0 + (-f64::from(1.702f32) * x).exp()), up.clamp(-7.0, 7.0) + 1.0)
+    };
+    for (activation, twin) in [
+        (Activation::Silu, &silu as &dyn Fn(f64, f64) -> (f64, f64)),
+        (Activation::GeluTanh, &gelu),
+        (Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 }, &clamped),
+    ] {
+        let twin = |i: usize| twin(f64::from(x[i]), f64::from(up[i]));
         let got = everywhere(&x, |pool, isa, x| gated(pool, isa, x, &up, activation));
-        let want = x.iter().zip(&up).map(|(&x, &up)| twin(f64::from(x)) * f64::from(up));
-        assert_close(&got, want, ACTIVATION_TOLERANCE, |i| f64::from(x[i] * up[i]).abs() * 1e-2);
+        let want = (0..x.len()).map(|i| twin(i).0 * twin(i).1);
+        assert_close(&got, want, ACTIVATION_TOLERANCE, |i| (f64::from(x[i]) * twin(i).1).abs() * 1e-2);
     }
+}
+
+#[test]
+fn factors_and_gates_are_of_their_own_row() {
+    for (rows, cols) in [(1, 1), (7, 33), (300, 130), (0, 5)] {
+        let (x, factors) = (noise(1, rows * cols, 3.0), noise(2, rows, 9.0));
+        let got = everywhere(&x, |pool, isa, x| scale_rows(pool, isa, x, &factors));
+        assert!(got.iter().enumerate().all(|(i, g)| *g == x[i] * factors[i / cols]));
+        let got = everywhere(&x, |pool, isa, x| gate_rows(pool, isa, x, &factors));
+        let gate = |i: usize| 1.0 / (1.0 + f64::from(-factors[i / cols]).exp());
+        let want = (0..x.len()).map(|i| f64::from(x[i]) * gate(i));
+        assert_close(&got, want, 2.0 * FUNCTION_TOLERANCE, |_| 0.0);
+    }
+    let got = everywhere(&[1.0; 6], |pool, isa, x| gate_rows(pool, isa, x, &[0.0, f32::NAN, 0.0]));
+    assert!(got[..2].iter().chain(&got[4..]).all(|x| *x == 0.5) && got[2].is_nan() && got[3].is_nan());
 }
 
 #[test]
@@ -230,8 +253,12 @@ fn nan_stays_in_its_row() {
     let norm = Norm { weight: &vec![1.0; cols], epsilon: 1e-6 };
     let got = everywhere(&x, |pool, isa, x| rms_norm_in_place(pool, isa, x, norm));
     assert!(got.iter().enumerate().all(|(i, v)| v.is_nan() == (i / cols == 1)));
-    for activation in [Activation::Silu, Activation::GeluTanh] {
-        let got = everywhere(&x, |pool, isa, x| gated(pool, isa, x, &noise(1, x.len(), 1.0), activation));
+    let clamped = Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
+    for activation in [Activation::Silu, Activation::GeluTanh, clamped] {
+        let clean = noise(1, x.len(), 1.0);
+        let got = everywhere(&x, |pool, isa, x| gated(pool, isa, x, &clean, activation));
+        assert!(got.iter().enumerate().all(|(i, v)| v.is_nan() == (i == cols + 5)));
+        let got = everywhere(&clean, |pool, isa, gate| gated(pool, isa, gate, &x, activation));
         assert!(got.iter().enumerate().all(|(i, v)| v.is_nan() == (i == cols + 5)));
     }
 }
