@@ -87,7 +87,8 @@ impl Network {
         let source =
             WeightSource { name: "router", format, rows: EXPERTS, cols: WIDTH, bytes: &file, release };
         let router = backend.weight(source).unwrap();
-        let choice_bias = backend.vector(&noise(5, EXPERTS)).unwrap();
+        let choice_bias: Vec<f32> = noise(5, EXPERTS).iter().map(|bias| bias / 16.0).collect();
+        let choice_bias = backend.vector(&choice_bias).unwrap();
         let up_bias = tensor(&mut backend, &noise(6, EXPERTS * HIDDEN), EXPERTS);
         let up_scales = backend.vector(&noise(7, EXPERTS)).unwrap();
         Self { backend, router, choice_bias, gate, up, down, up_bias, up_scales }

@@ -2,12 +2,20 @@
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use zllm_kernels::{
-    backend::{KvFormat, KvLayer, RopeStyle, Span},
+    backend::{
+        Experts, KvFormat, KvLayer, Linear, Memory, RopeStyle, RoutedProduct, Routing, RoutingScores, Span,
+        WeightSource,
+    },
+    blocks::BlockFormat,
     cpu::{
+        CpuBackend,
         attention::{AttendArgs, AttendScratch, append, attend},
         isa::Isa,
         kv::{KvArena, KvLayout},
@@ -46,7 +54,9 @@ fn a_step_allocates_nothing_after_the_first() {
     let (mut q, k) = (vec![0.5; 14 * 64], vec![0.25; 2 * 64]);
     let mut out = vec![0.0; 14 * 64];
     let (mut scratch, mut tables) = (AttendScratch::default(), RopeTables::new(64, 1e4, 1.0, None, 1.0));
+    let mut experts = experts_step(isa);
     let mut step = |position: usize| {
+        experts();
         let spans = [Span { first_row: 0, rows: 1, position, blocks: &blocks }];
         let params = RopeParams { rotary_dim: 64, style: RopeStyle::Neox, tables: &mut tables };
         rms_norm_in_place(&pool, isa, &mut q, Norm { weight: &k[..64], epsilon: 1e-6 });
@@ -67,6 +77,8 @@ fn a_step_allocates_nothing_after_the_first() {
     };
     // Earlier blocks hold zeros, which is a valid cache; the last position needs the most room.
     step(2559);
+    // Rows choose anew each time: among some steps is one with many experts.
+    (0..20).for_each(|_| step(2559));
     assert!(ALLOCATIONS.load(Ordering::Relaxed) > 0, "the count counts");
     // The test harness has a thread of its own, which may allocate now and then; a step that allocates does so each time.
     let fewest = (0..5).map(|_| {
@@ -75,4 +87,41 @@ fn a_step_allocates_nothing_after_the_first() {
         ALLOCATIONS.load(Ordering::Relaxed) - before
     });
     assert_eq!(fewest.min(), Some(0));
+}
+
+/// A layer of experts over some rows.
+fn experts_step(isa: Isa) -> impl FnMut() {
+    const EXPERTS: usize = 8;
+    let routing = Routing {
+        experts: EXPERTS,
+        used: 2,
+        scores: RoutingScores::Softmax,
+        groups: 2,
+        groups_used: 1,
+        normalise: true,
+        scale: 1.0,
+    };
+    let (rows, width) = (3, 64);
+    let mut backend = CpuBackend::new(Arc::new(Pool::new(2)), isa);
+    let bytes = vec![7; BlockFormat::Q8_0.row_bytes(width).expect("whole blocks") * width];
+    let (format, release) = (BlockFormat::Q8_0, &|_| {});
+    let source = WeightSource { name: "expert", format, rows: width, cols: width, bytes: &bytes, release };
+    let weights = backend.weights(&[source; EXPERTS]).expect("weights that fit");
+    let mut routes = backend.routes(rows, routing.used).expect("room");
+    let mut tensor = |rows, cols| backend.tensor(rows, cols).expect("room");
+    let (mut logits, input, mut output) = (tensor(rows, EXPERTS), tensor(rows, width), tensor(rows, width));
+    let [mut pairs, mut a, mut b] = [(); 3].map(|()| tensor(rows * routing.used, width));
+    let mut seed = 1u32;
+    move || {
+        // Other experts each time.
+        for logit in backend.host_rows(&mut logits, rows) {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            *logit = (seed >> 28) as f32;
+        }
+        backend.route(&logits, rows, &routing, None, &mut routes);
+        backend.gather_routed(&input, &routes, &mut pairs);
+        let products = [&mut a, &mut b].map(|output| RoutedProduct { weights: &weights, output });
+        backend.multiply_routed(&pairs, &routes, products);
+        backend.combine_routed(&a, &routes, &mut output);
+    }
 }
