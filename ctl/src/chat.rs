@@ -14,7 +14,7 @@ use std::{
     env, fs,
     path::{Path, PathBuf},
 };
-use zllm_wire::{Prompt, Submit, Usage};
+use zllm_wire::{Prompt, Submit, Template, Usage};
 
 const HELP: &str = "\
 /stats  what the last answer and the whole conversation took
@@ -30,6 +30,8 @@ pub(crate) struct Setup {
     pub(crate) raw: bool,
     /// The system message.
     pub(crate) system: Option<String>,
+    /// The chat template, if not the model's.
+    pub(crate) template: Option<Template>,
 }
 
 /// Talks until the user leaves.
@@ -107,12 +109,12 @@ impl Chat {
 
     fn prompt(&self, text: &str) -> Prompt {
         if self.setup.raw {
-            return generate::prompt(text, None, true);
+            return generate::raw(text);
         }
         let system = self.setup.system.iter().map(|content| json!({ "role": "system", "content": content }));
         let last = json!({ "role": "user", "content": text });
         let messages: Vec<_> = system.chain(self.turns.iter().cloned()).chain([last]).collect();
-        Prompt::Chat { messages_json: json!(messages).to_string(), tools_json: None }
+        generate::conversation(&messages, self.setup.template.clone())
     }
 
     fn count(&mut self, usage: Usage) {

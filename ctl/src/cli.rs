@@ -3,7 +3,7 @@
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use std::path::PathBuf;
 use zllm_wire::paths::SOCKET_ENV;
-use zllm_wire::{GenerationParams, JobId, LogitBias, SamplingParams, SessionId, limits};
+use zllm_wire::{BUILTIN_TEMPLATES, GenerationParams, JobId, LogitBias, SamplingParams, SessionId, limits};
 
 const AFTER_HELP: &str = "\
 Results go to stdout, everything else to stderr.
@@ -167,6 +167,8 @@ pub(crate) struct PromptArgs {
     /// The system message
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
     pub(crate) system: Option<String>,
+    #[arg(long, value_name = "NAME|FILE", conflicts_with = "raw", help = template_help())]
+    pub(crate) template: Option<String>,
     /// Keep the KV under this session's name
     #[arg(long, value_name = "ID")]
     pub(crate) session: Option<SessionId>,
@@ -216,6 +218,14 @@ pub(crate) struct SamplingArgs {
     /// Go on over the tokens that end an answer
     #[arg(long)]
     ignore_eos: bool,
+}
+
+fn template_help() -> String {
+    format!(
+        "The chat template to use instead of the model's: a Jinja file (a path with a \"/\" or a \".\" in it), one of \
+         the model's own by name, or one of {}",
+        BUILTIN_TEMPLATES.join(", ")
+    )
 }
 
 fn logit_bias(text: &str) -> Result<LogitBias, String> {

@@ -8,29 +8,34 @@ use crate::failure::Failure;
 use crate::follow::{self, Follower};
 use crate::interrupt::Interrupt;
 use crate::{models, output};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::{
     fs,
     io::{self, IsTerminal, Read},
     path::Path,
 };
-use zllm_wire::{Answer, JobId, ModelInfo, Op, Prompt, Submit};
+use zllm_wire::{
+    Answer, BUILTIN_TEMPLATES, JobId, ModelInfo, Op, Prompt, Submit, Template, is_template_file,
+    limits::MAX_TEMPLATE_BYTES,
+};
 
 /// `run`: one answer, or a chat when there is no prompt and a person to give some.
 pub(crate) fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
     let args = args.prompt;
-    let submit = template(&args)?;
+    let submit = without_prompt(&args)?;
+    let template = template(&args)?;
     let text = read_prompt(&args)?;
     let interrupt = Interrupt::install()?;
     let mut connection = context.connect()?;
     interrupt.guard(connection.stream())?;
     let info = models::load_on(&mut connection, &args.model).map_err(|failure| interrupt.explain(failure))?;
-    let raw = is_raw(&args, &info);
+    needs_template(&args, &info)?;
     let Some(text) = text else {
         drop(connection);
-        return chat::chat(context, &interrupt, chat::Setup { submit, raw, system: args.system });
+        let setup = chat::Setup { submit, raw: args.raw, system: args.system, template };
+        return chat::chat(context, &interrupt, setup);
     };
-    let submit = Submit { prompt: prompt(&text, args.system.as_deref(), raw), ..submit };
+    let submit = Submit { prompt: prompt(&args, &text, template), ..submit };
     let mut printer = Printer::new(context.json, 0);
     let answered = answer(connection, submit, &mut printer, &interrupt);
     printer.end_line()?;
@@ -41,14 +46,16 @@ pub(crate) fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
 
 /// `submit`: the job goes on without us.
 pub(crate) fn submit(context: &Context, args: SubmitArgs) -> Result<(), Failure> {
-    let submit = template(&args.prompt)?;
+    let submit = without_prompt(&args.prompt)?;
+    let template = template(&args.prompt)?;
     let Some(text) = read_prompt(&args.prompt)? else {
         return Err(Failure::Usage("submit needs a prompt; \"-\" reads it from stdin".into()));
     };
     let interrupt = args.wait.then(Interrupt::install).transpose()?;
     let mut connection = context.connect()?;
     let info = describe(&mut connection, &args.prompt.model)?;
-    let prompt = prompt(&text, args.prompt.system.as_deref(), is_raw(&args.prompt, &info));
+    needs_template(&args.prompt, &info)?;
+    let prompt = prompt(&args.prompt, &text, template);
     let submit = Submit { prompt, detached: true, stream: args.wait, label: args.label, ..submit };
     let job = accepted(&mut connection, submit)?;
     if context.json {
@@ -77,13 +84,23 @@ pub(crate) fn answer(
 }
 
 /// The whole prompt for one message of the user.
-pub(crate) fn prompt(text: &str, system: Option<&str>, raw: bool) -> Prompt {
-    if raw {
-        return Prompt::Text { text: text.to_owned(), parse_special: true };
+fn prompt(args: &PromptArgs, text: &str, template: Option<Template>) -> Prompt {
+    if args.raw {
+        return raw(text);
     }
-    let system = system.map(|content| json!({ "role": "system", "content": content }));
-    let messages: Vec<_> = system.into_iter().chain([json!({ "role": "user", "content": text })]).collect();
-    Prompt::Chat { messages_json: json!(messages).to_string(), tools_json: None }
+    let system = args.system.iter().map(|content| json!({ "role": "system", "content": content }));
+    let messages: Vec<_> = system.chain([json!({ "role": "user", "content": text })]).collect();
+    conversation(&messages, template)
+}
+
+/// A prompt that goes to the model as it is.
+pub(crate) fn raw(text: &str) -> Prompt {
+    Prompt::Text { text: text.to_owned(), parse_special: true }
+}
+
+/// A prompt that a chat template makes of messages.
+pub(crate) fn conversation(messages: &[Value], template: Option<Template>) -> Prompt {
+    Prompt::Chat { messages_json: json!(messages).to_string(), tools_json: None, template }
 }
 
 fn accepted(connection: &mut Connection, submit: Submit) -> Result<JobId, Failure> {
@@ -95,7 +112,7 @@ fn accepted(connection: &mut Connection, submit: Submit) -> Result<JobId, Failur
 }
 
 /// What the arguments say about the job, without its prompt.
-fn template(args: &PromptArgs) -> Result<Submit, Failure> {
+fn without_prompt(args: &PromptArgs) -> Result<Submit, Failure> {
     Ok(Submit {
         model: args.model.clone(),
         prompt: Prompt::Text { text: String::new(), parse_special: false },
@@ -105,6 +122,24 @@ fn template(args: &PromptArgs) -> Result<Submit, Failure> {
         stream: true,
         label: None,
     })
+}
+
+/// The template that was asked for. Whether there is one of that name is the daemon's to say.
+fn template(args: &PromptArgs) -> Result<Option<Template>, Failure> {
+    let Some(word) = &args.template else { return Ok(None) };
+    if !is_template_file(word) {
+        return Ok(Some(Template::Named(word.clone())));
+    }
+    let mut source = String::new();
+    let opened = fs::File::open(word);
+    let read = opened.and_then(|file| file.take(MAX_TEMPLATE_BYTES as u64 + 1).read_to_string(&mut source));
+    read.map_err(|error| Failure::Usage(format!("cannot read the chat template from {word}: {error}")))?;
+    if source.len() > MAX_TEMPLATE_BYTES {
+        return Err(Failure::Usage(format!(
+            "{word} is no chat template: longer than {MAX_TEMPLATE_BYTES} bytes"
+        )));
+    }
+    Ok(Some(Template::Source(source)))
 }
 
 /// The prompt, or `None` when it is to be asked for at the terminal.
@@ -126,14 +161,17 @@ fn read_prompt(args: &PromptArgs) -> Result<Option<String>, Failure> {
     }
 }
 
-/// Whether the prompt goes without a template; says so when that is not the user's own wish.
-fn is_raw(args: &PromptArgs, info: &ModelInfo) -> bool {
-    let missing = info.has_template == Some(false);
-    if missing && !args.raw {
-        let system = if args.system.is_some() { ", and the system message is left out" } else { "" };
-        eprintln!("{} has no chat template: the prompt is given to it as it is{system}", info.name);
+/// Refuses a conversation with a model that has no template for it, before anything is typed or sent.
+fn needs_template(args: &PromptArgs, info: &ModelInfo) -> Result<(), Failure> {
+    if args.raw || args.template.is_some() || info.has_template != Some(false) {
+        return Ok(());
     }
-    args.raw || missing
+    Err(Failure::Refused(format!(
+        "model {} has no chat template; give one with --template NAME or FILE, or set `template` in zllmd's \
+         configuration, or send the prompt as it is with --raw; built in are: {}",
+        info.name,
+        BUILTIN_TEMPLATES.join(", ")
+    )))
 }
 
 /// What the daemon knows of a model; loads it only if it was never looked into.

@@ -46,7 +46,7 @@ fn run_streams_an_answer() {
     let daemon = Daemon::once(|peer| {
         answers_hello(peer, true, |submit| {
             let messages = r#"[{"role":"system","content":"be \"short\""},{"role":"user","content":"hi"}]"#;
-            let prompt = Prompt::Chat { messages_json: messages.into(), tools_json: None };
+            let prompt = Prompt::Chat { messages_json: messages.into(), tools_json: None, template: None };
             let params = GenerationParams {
                 sampling: SamplingParams {
                     temperature: Some(0.5),
@@ -107,13 +107,11 @@ fn prompts_from_everywhere() {
             assert_eq!(submit.prompt, Prompt::Text { text: wanted.into(), parse_special: true });
         }
     };
-    // A model without a template says so; --raw was the user's own wish.
     let daemon = Daemon::once(move |peer| answers_hello(peer, false, raw("from a file")));
     let file = daemon.dir.path().join("prompt");
     std::fs::write(&file, "from a file").unwrap();
-    let ran = daemon.run(&["run", "m", "--prompt-file", file.to_str().unwrap()]);
-    assert_eq!(ran.code, Some(0));
-    assert_eq!(ran.stderr, format!("m has no chat template: the prompt is given to it as it is\n{STATS}"));
+    let ran = daemon.run(&["run", "m", "--raw", "--prompt-file", file.to_str().unwrap()]);
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), STATS));
 
     for args in [
         &["run", "m", "-", "--raw"][..],
@@ -132,6 +130,57 @@ fn prompts_from_everywhere() {
         let ran = Ran::new(child.wait_with_output().unwrap());
         daemon.end();
         assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), STATS));
+    }
+}
+
+#[test]
+fn a_model_without_a_template_is_not_given_another_way_in_silence() {
+    let says = "zllmctl: model m has no chat template; give one with --template NAME or FILE, or set `template` in \
+                zllmd's configuration, or send the prompt as it is with --raw; built in are: chatml, command-r, ";
+    let run = Daemon::once(|mut peer| {
+        peer.welcome();
+        let id = peer.expect(Op::Load { model: "m".into() });
+        peer.reply(id, Answer::Model(model("m", false)));
+        assert!(peer.client_leaves());
+    })
+    .run(&["run", "m", "hi", "--system", "be short"]);
+    assert_eq!((run.code, run.stdout.as_str()), (Some(1), ""));
+    assert!(run.stderr.starts_with(says), "{}", run.stderr);
+    let submit = Daemon::answering(Op::Models, Answer::Models(vec![model("m", false)]));
+    let submit = submit.run(&["submit", "m", "hi"]);
+    assert_eq!((submit.code, &submit.stderr), (Some(1), &run.stderr));
+}
+
+#[test]
+fn a_template_goes_by_name_or_as_the_text_of_a_file() {
+    let has = |wanted: Template| {
+        move |submit: Submit| {
+            let Prompt::Chat { template, .. } = submit.prompt else { panic!("no conversation: {submit:?}") };
+            assert_eq!(template, Some(wanted));
+        }
+    };
+    let named = has(Template::Named("chatml".into()));
+    let daemon = Daemon::once(move |peer| answers_hello(peer, false, named));
+    assert_eq!(daemon.run(&["run", "m", "hi", "--template", "chatml"]).code, Some(0));
+
+    let source = has(Template::Source("{{ messages }}".into()));
+    let daemon = Daemon::once(move |peer| answers_hello(peer, false, source));
+    let file = daemon.dir.path().join("own.jinja");
+    let path = file.to_str().unwrap().to_owned();
+    std::fs::write(&file, "{{ messages }}").unwrap();
+    assert_eq!(daemon.run(&["run", "m", "hi", "--template", &path]).code, Some(0));
+
+    let home = tempfile::tempdir().unwrap();
+    let large = home.path().join("large");
+    std::fs::write(&large, vec![b'x'; limits::MAX_TEMPLATE_BYTES + 1]).unwrap();
+    for (template, message) in [
+        ("no.jinja", "cannot read the chat template from no.jinja: "),
+        (large.to_str().unwrap(), "is no chat template: longer than 131072 bytes"),
+    ] {
+        let output = zllmctl(home.path(), &["run", "m", "hi", "--template", template]).output().unwrap();
+        let ran = Ran::new(output);
+        assert_eq!(ran.code, Some(64));
+        assert!(ran.stderr.contains(message), "{}", ran.stderr);
     }
 }
 

@@ -53,7 +53,7 @@ impl Catalog {
     }
 
     fn in_folder(&self, path: PathBuf) -> ModelSettings {
-        ModelSettings { path, load: LoadWhen::Demand, defaults: self.defaults.clone() }
+        ModelSettings { path, load: LoadWhen::Demand, template: None, defaults: self.defaults.clone() }
     }
 }
 
@@ -112,8 +112,8 @@ pub(crate) mod tests {
         {
             std::fs::write(folder.path().join(file), "").expect("scratch file");
         }
-        let special =
-            ModelSettings { path: "/special/b".into(), load: LoadWhen::Demand, defaults: defaults() };
+        let (path, load) = ("/special/b".into(), LoadWhen::Demand);
+        let special = ModelSettings { path, load, template: None, defaults: defaults() };
         let configured = BTreeMap::from([("b".to_owned(), special)]);
         let catalog = Catalog::new(configured, Some(models.clone()), defaults());
         assert_eq!(catalog.list().into_keys().collect::<Vec<_>>(), ["a", "b"]);

@@ -49,7 +49,18 @@ pub(crate) struct Config {
 pub(crate) struct ModelSettings {
     pub(crate) path: PathBuf,
     pub(crate) load: LoadWhen,
+    /// Instead of the model's own chat template.
+    pub(crate) template: Option<TemplateSetting>,
     pub(crate) defaults: ModelDefaults,
+}
+
+/// A chat template of the configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum TemplateSetting {
+    /// A built-in one.
+    Builtin(String),
+    /// The text in this file, read when the model is loaded.
+    File(PathBuf),
 }
 
 /// What may be said of a model beside where it is.
@@ -215,8 +226,24 @@ fn model(
         defaults.context_tokens = Some(context);
     }
     // A relative path means a file beside the configuration, wherever the daemon is started.
-    let path = base.map_or_else(|| entry.path.clone(), |base| base.join(&entry.path));
-    Ok(ModelSettings { path, load: entry.load.unwrap_or(LoadWhen::Demand), defaults })
+    let beside = |path: &Path| base.map_or_else(|| path.to_path_buf(), |base| base.join(path));
+    let template = match entry.template {
+        None => None,
+        Some(file) if zllm_wire::is_template_file(&file) => {
+            Some(TemplateSetting::File(beside(Path::new(&file))))
+        }
+        Some(word) => {
+            let known = zllm_wire::BUILTIN_TEMPLATES;
+            anyhow::ensure!(
+                known.contains(&word.as_str()),
+                "models.{name}.template is {word:?}; the path of a file (with a \"/\" or a \".\" in it) works, or one of {}",
+                known.join(", ")
+            );
+            Some(TemplateSetting::Builtin(word))
+        }
+    };
+    let (path, load) = (beside(&entry.path), entry.load.unwrap_or(LoadWhen::Demand));
+    Ok(ModelSettings { path, load, template, defaults })
 }
 
 fn metrics_address(given: Option<&str>) -> anyhow::Result<Option<SocketAddr>> {
@@ -302,6 +329,23 @@ mod tests {
         let error = read("", &["--drain-seconds", &u64::MAX.to_string()]).expect_err("for ever").to_string();
         assert!(error.contains("drain_seconds"), "{error}");
         assert!(read("metrics = \"nowhere\"\n", &[]).is_err());
+    }
+
+    #[test]
+    fn a_model_may_have_a_template_by_name_or_from_a_file_beside_the_configuration() {
+        let of = |word: &str| {
+            let config = read(&format!("[models.m]\npath = \"m.gguf\"\ntemplate = {word:?}\n"), &[]);
+            config.map(|config| config.models["m"].template.clone().expect("a template"))
+        };
+        assert_eq!(of("chatml").expect("a name"), TemplateSetting::Builtin("chatml".into()));
+        for (file, path) in [("t/own.jinja", "/etc/zllm/t/own.jinja"), ("/opt/chatml", "/opt/chatml")] {
+            assert_eq!(of(file).expect("a file"), TemplateSetting::File(path.into()));
+        }
+        let error = of("chatmel").expect_err("no name").to_string();
+        assert!(
+            error.contains("models.m.template is \"chatmel\"") && error.contains("chatml, command-r"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -26,8 +26,9 @@ pub use generation::{Accepted, Generation, NoLogits};
 pub use loaded::{LoadError, LoadOptions, LoadedModel};
 pub use message::Message;
 pub use oracle::Oracle;
-pub use request::{FinishReason, GenerationParams, Prompt, RequestError};
+pub use request::{Chat, FinishReason, GenerationParams, Prompt, RequestError};
 pub use runtime::{LoadProgress, Logits, Runtime, RuntimeError, RuntimeLimits, StepError, StepRow, Want};
+pub use template::TemplateChoice;
 pub use text_model::TextModel;
 pub use zllm_kernels::{
     backend::{KV_BLOCK_TOKENS, KvCodec, KvFormat, UnknownKvFormat},

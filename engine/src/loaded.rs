@@ -11,6 +11,7 @@ use crate::{
     gguf::{GgufError, GgufFile},
     runtime::{LoadProgress, Logits, Runtime, RuntimeError, RuntimeLimits, StepError, StepRow},
     spec::{ModelSpec, SpecError},
+    template::TemplateChoice,
     text_model::TextModel,
 };
 
@@ -36,6 +37,8 @@ pub struct LoadOptions {
     pub prefill_chunk_tokens: usize,
     /// Most sequences of one step.
     pub max_batch_rows: usize,
+    /// The chat template to use instead of the file's own.
+    pub template: Option<TemplateChoice>,
 }
 
 impl Default for LoadOptions {
@@ -48,6 +51,7 @@ impl Default for LoadOptions {
             context_limit: None,
             prefill_chunk_tokens: 512,
             max_batch_rows: 16,
+            template: None,
         }
     }
 }
@@ -122,7 +126,16 @@ impl LoadedModel {
         }
         let file = GgufFile::open(path)?;
         let spec = ModelSpec::read(&file, options.context_limit)?;
-        let text = TextModel::read(&file, &spec, options.kv_format);
+        let mut text = TextModel::read(&file, &spec, options.kv_format);
+        if let Some(choice) = &options.template {
+            text = text.with_template(choice).map_err(|error| {
+                let found = match choice {
+                    TemplateChoice::Named(name) => format!("{name:?}"),
+                    TemplateChoice::Source(source) => format!("a text of {} bytes", source.len()),
+                };
+                bad("template", &found, &error.to_string())
+            })?;
+        }
         let backend = CpuBackend::new(Arc::new(Pool::new(options.threads)), isa);
         let block_bytes = backend.kv_block_bytes(options.kv_format, &spec.kv_layers());
         let block_bytes = block_bytes.map_err(RuntimeError::from)? as u64;

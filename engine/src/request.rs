@@ -6,7 +6,7 @@ use crate::{
     message::Message,
     sampling::{SamplingError, SamplingParams},
     stop::StopError,
-    template::TemplateError,
+    template::{TemplateChoice, TemplateError, builtin_names},
 };
 
 /// What to go on from.
@@ -21,13 +21,29 @@ pub enum Prompt {
     },
     /// Token ids, used as they are.
     Tokens(Vec<u32>),
-    /// A conversation, rendered by the model's template.
-    Chat {
-        /// The turns so far.
-        messages: Vec<Message>,
-        /// Tools in the template's own form, usually OpenAI's.
-        tools: Option<serde_json::Value>,
-    },
+    /// A conversation, rendered by a chat template.
+    Chat(Chat),
+}
+
+/// A conversation to go on with.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Chat {
+    /// The turns so far.
+    pub messages: Vec<Message>,
+    /// Tools in the template's own form, usually OpenAI's: an array. Refused if the template takes none.
+    pub tools: Option<serde_json::Value>,
+    /// The template to use instead of the model's.
+    pub template: Option<TemplateChoice>,
+    /// Seconds since 1970-01-01 UTC, for templates that write the date; without it they find no clock.
+    pub now_unix_s: Option<i64>,
+}
+
+impl Chat {
+    /// Messages for the model's own template, without tools or a date.
+    pub fn new(messages: Vec<Message>) -> Self {
+        Self { messages, ..Self::default() }
+    }
 }
 
 /// How to go on.
@@ -84,8 +100,53 @@ pub enum RequestError {
     #[error(transparent)]
     Template(#[from] TemplateError),
     /// A conversation for a model that has no template.
-    #[error("model {model} has no chat template; send plain text, or use a model with a template")]
+    #[error(
+        "model {model} has no chat template; name one or give its text, or send the prompt as plain text; built in are: {}",
+        builtin_names()
+    )]
     NoTemplate {
+        /// The model's name.
+        model: String,
+    },
+    /// A conversation for a model that has several templates and none for the general case.
+    #[error(
+        "model {model} has no default chat template; name one of its own ({own}), or a built-in one: {}",
+        builtin_names()
+    )]
+    NoDefaultTemplate {
+        /// The model's name.
+        model: String,
+        /// Names of its templates.
+        own: String,
+    },
+    /// A template that there is not.
+    #[error(
+        "there is no chat template {name:?}; model {model}'s own: {own}; built in are: {}",
+        builtin_names()
+    )]
+    UnknownTemplate {
+        /// The model's name.
+        model: String,
+        /// What was asked for.
+        name: String,
+        /// Names of its templates.
+        own: String,
+    },
+    /// The template in the model's file cannot be used.
+    #[error(
+        "the chat template of model {model} cannot be used: {reason}; name a built-in one or give another's text"
+    )]
+    BrokenTemplate {
+        /// The model's name.
+        model: String,
+        /// Why.
+        reason: String,
+    },
+    /// Tools for a template that does not speak of them.
+    #[error(
+        "the chat template for model {model} takes no tools; leave them out, or name a template that takes them"
+    )]
+    NoTools {
         /// The model's name.
         model: String,
     },

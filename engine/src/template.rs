@@ -11,10 +11,12 @@
 //!
 //! A template comes with a model file and is not trusted: source size, recursion, work and memory are bounded.
 
+mod builtin;
 mod filters;
 mod json;
 mod methods;
 mod python;
+mod set;
 mod source;
 mod stack;
 mod strftime;
@@ -26,6 +28,10 @@ use minijinja::value::Value;
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior};
 use std::sync::Arc;
 use thiserror::Error as ThisError;
+
+pub use builtin::BUILTIN_NAMES;
+pub(crate) use set::builtin_names;
+pub use set::{ModelTemplates, TemplateChoice};
 
 /// Longest template source, in bytes. The largest in use have some 30 KiB.
 pub const MAX_SOURCE_BYTES: usize = 128 * 1024;
@@ -103,6 +109,19 @@ pub enum TemplateError {
     /// The template refused the conversation (`raise_exception`), in its own words.
     #[error("{0}")]
     Raised(String),
+    /// A conversation that a built-in template has no words for.
+    #[error(
+        "message {} {found}; the built-in template {template} takes text from system, user and assistant; use a \
+         template that was written for more", place + 1
+    )]
+    NotExpressible {
+        /// Name of the template.
+        template: &'static str,
+        /// Index of the message.
+        place: usize,
+        /// What is wrong with it.
+        found: String,
+    },
     /// The template did more work than a template may.
     #[error("chat template did more work than the {fuel} steps allowed for this conversation")]
     OutOfFuel {
@@ -132,6 +151,9 @@ pub enum TemplateError {
 pub struct ChatTemplate {
     environment: Arc<Environment<'static>>,
     context: TemplateContext,
+    takes_tools: bool,
+    /// Its name if it is built in.
+    builtin: Option<&'static str>,
 }
 
 impl ChatTemplate {
@@ -141,12 +163,26 @@ impl ChatTemplate {
             return Err(TemplateError::TooLarge { bytes: source.len() });
         }
         let stack_bytes = BASE_STACK_BYTES + source.len() * STACK_BYTES_PER_SOURCE_BYTE;
-        let environment = on_stack(stack_bytes, || compile(source))?;
-        Ok(Self { environment: Arc::new(environment), context })
+        let (environment, takes_tools) = on_stack(stack_bytes, || compile(source))?;
+        Ok(Self { environment: Arc::new(environment), context, takes_tools, builtin: None })
+    }
+
+    /// Compiles one of [`BUILTIN_NAMES`]; `None` if there is none of that name.
+    pub fn builtin(name: &str, context: TemplateContext) -> Option<Result<Self, TemplateError>> {
+        let (name, source) = builtin::find(name)?;
+        Some(Self::new(source, context).map(|template| Self { builtin: Some(name), ..template }))
+    }
+
+    /// Whether the template speaks of `tools` at all. What others are given is left out of their text.
+    pub fn takes_tools(&self) -> bool {
+        self.takes_tools
     }
 
     /// Renders a conversation.
     pub fn render(&self, conversation: &Conversation<'_>) -> Result<String, TemplateError> {
+        if let Some(name) = self.builtin {
+            builtin::check(name, conversation.messages)?;
+        }
         let bytes = conversation.size_bytes();
         let fuel = MAX_FUEL.min(BASE_FUEL.saturating_add(bytes.saturating_mul(FUEL_PER_BYTE)));
         let stack_bytes = BASE_STACK_BYTES + fuel as usize * STACK_BYTES_PER_FUEL;
@@ -188,7 +224,8 @@ fn on_stack<T: Send>(
     stack::run_with(bytes, work).map_err(no_stack)?
 }
 
-fn compile(source: &str) -> Result<Environment<'static>, TemplateError> {
+/// The environment with the template in it, and whether that takes tools.
+fn compile(source: &str) -> Result<(Environment<'static>, bool), TemplateError> {
     let mut environment = Environment::new();
     environment.set_syntax(source::syntax());
     environment.set_undefined_behavior(UndefinedBehavior::Lenient);
@@ -203,9 +240,9 @@ fn compile(source: &str) -> Result<Environment<'static>, TemplateError> {
     });
     let syntax_error =
         |error: Error| TemplateError::Syntax { line: line_of(&error), message: message_of(&error) };
-    let source = source::prepare(source).map_err(syntax_error)?;
+    let source::Prepared { source, names_tools } = source::prepare(source).map_err(syntax_error)?;
     environment.add_template_owned(NAME, source).map_err(syntax_error)?;
-    Ok(environment)
+    Ok((environment, names_tools))
 }
 
 /// Carries `raise_exception`'s message through minijinja's errors.

@@ -5,9 +5,9 @@ use zllm_kernels::backend::KvFormat;
 
 use crate::{
     gguf::GgufFile,
-    request::{Prompt, RequestError},
+    request::{Chat, Prompt, RequestError},
     spec::ModelSpec,
-    template::{ChatTemplate, Conversation, TemplateContext},
+    template::{Conversation, ModelTemplates, TemplateChoice, TemplateContext},
     tokenizer::Tokenizer,
 };
 
@@ -19,7 +19,7 @@ pub struct TextModel {
     vocab_size: usize,
     fingerprint: [u8; 32],
     tokenizer: Result<Tokenizer, String>,
-    template: Option<Result<ChatTemplate, String>>,
+    templates: ModelTemplates,
 }
 
 impl TextModel {
@@ -34,16 +34,13 @@ impl TextModel {
                 Err(format!("its vocabulary has {found} tokens and the embedding {rows} rows"))
             }
         });
-        let template = file.metadata().opt_str("tokenizer.chat_template").transpose().map(|source| {
-            let source = source.map_err(|e| e.to_string())?;
-            let text = |id: Option<u32>| {
-                let tokenizer = tokenizer.as_ref().ok();
-                tokenizer.and_then(|t| id.map(|id| t.token_text(id).to_owned())).unwrap_or_default()
-            };
-            let (bos, eos) = tokenizer.as_ref().map_or((None, None), |t| (t.bos(), t.eos()));
-            let context = TemplateContext { bos_token: text(bos), eos_token: text(eos) };
-            ChatTemplate::new(source, context).map_err(|e| e.to_string())
-        });
+        let text = |id: Option<u32>| {
+            let tokenizer = tokenizer.as_ref().ok();
+            tokenizer.and_then(|t| id.map(|id| t.token_text(id).to_owned())).unwrap_or_default()
+        };
+        let (bos, eos) = tokenizer.as_ref().map_or((None, None), |t| (t.bos(), t.eos()));
+        let context = TemplateContext { bos_token: text(bos), eos_token: text(eos) };
+        let templates = ModelTemplates::read(file, context);
         Self {
             name: spec.name.clone(),
             architecture: spec.architecture.clone(),
@@ -51,8 +48,17 @@ impl TextModel {
             vocab_size: spec.vocab_size,
             fingerprint: fingerprint(file, spec, kv_format),
             tokenizer,
-            template,
+            templates,
         }
+    }
+
+    /// Puts a chat template before the file's own.
+    ///
+    /// # Errors
+    /// A name that is no template's, or a text that does not compile.
+    pub fn with_template(mut self, choice: &TemplateChoice) -> Result<Self, RequestError> {
+        self.templates.configure(&self.name, choice)?;
+        Ok(self)
     }
 
     /// The model's own name for itself.
@@ -75,9 +81,9 @@ impl TextModel {
         self.vocab_size
     }
 
-    /// Whether conversations can be rendered.
+    /// Whether there is a template for conversations that name none. One that turns out to be broken counts too.
     pub fn has_template(&self) -> bool {
-        matches!(self.template, Some(Ok(_)))
+        self.templates.has_default()
     }
 
     /// What keys and values computed by this model depend on: weights, rope, KV format. The root of its block keys.
@@ -113,19 +119,7 @@ impl TextModel {
                 tokens.clone()
             }
             Prompt::Text { text, parse_special } => self.encode_text(text, *parse_special)?,
-            Prompt::Chat { messages, tools } => {
-                let template = match &self.template {
-                    None => return Err(RequestError::NoTemplate { model: self.name.clone() }),
-                    Some(template) => template.as_ref().map_err(|reason| RequestError::BadParameter {
-                        field: "the model's chat template".into(),
-                        found: reason.clone(),
-                        expected: "send plain text instead".into(),
-                    })?,
-                };
-                let text = template
-                    .render(&Conversation { tools: tools.as_ref(), ..Conversation::new(messages) })?;
-                self.encode_text(&text, true)?
-            }
+            Prompt::Chat(chat) => self.encode_text(&self.render(chat)?, true)?,
         };
         if tokens.is_empty() {
             return Err(RequestError::EmptyPrompt);
@@ -134,6 +128,22 @@ impl TextModel {
             return Err(RequestError::ContextExceeded { tokens: tokens.len(), context: self.context_length });
         }
         Ok(tokens)
+    }
+
+    /// The text of a conversation, ready for the model to answer.
+    ///
+    /// # Errors
+    /// There is no template for it, or the template refuses it.
+    pub fn render(&self, chat: &Chat) -> Result<String, RequestError> {
+        let tools = chat.tools.as_ref().filter(|tools| !tools.is_null());
+        let with_tools = tools.is_some_and(|tools| tools.as_array().is_none_or(|list| !list.is_empty()));
+        let template = self.templates.choose(&self.name, chat.template.as_ref(), with_tools)?;
+        if with_tools && !template.takes_tools() {
+            return Err(RequestError::NoTools { model: self.name.clone() });
+        }
+        let conversation =
+            Conversation { tools, now_unix_s: chat.now_unix_s, ..Conversation::new(&chat.messages) };
+        Ok(template.render(&conversation)?)
     }
 
     fn encode_text(&self, text: &str, parse_special: bool) -> Result<Vec<u32>, RequestError> {

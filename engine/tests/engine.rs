@@ -5,8 +5,8 @@ mod common;
 use std::ops::ControlFlow;
 
 use zllm_engine::{
-    Engine, FinishReason, GenerateError, GenerationParams, LoadOptions, Message, Prompt, RequestError,
-    Summary, sampling::SamplingParams,
+    Chat, Engine, FinishReason, GenerateError, GenerationParams, LoadOptions, Message, Prompt, RequestError,
+    Summary, TemplateChoice, sampling::SamplingParams,
 };
 
 fn engine(options: LoadOptions) -> Engine {
@@ -66,7 +66,7 @@ fn the_same_prompt_gives_the_same_answer_cold_and_warm_in_any_chunks() {
 fn a_conversation_computes_only_its_new_turn() {
     let mut engine = engine(small());
     let mut messages = vec![Message::user("My name is Ada. Say hello to me.")];
-    let chat = |messages: &[Message]| Prompt::Chat { messages: messages.to_vec(), tools: None };
+    let chat = |messages: &[Message]| Prompt::Chat(Chat::new(messages.to_vec()));
     let (first, _) = generate(&mut engine, &chat(&messages), &greedy(40));
     assert_eq!(first.cached_tokens, 0);
     messages.extend([Message::assistant(first.text.as_str()), Message::user("What is my name?")]);
@@ -138,9 +138,35 @@ fn requests_that_cannot_be_served_say_why_and_harm_nothing() {
 fn a_model_without_a_template_serves_text_and_refuses_conversations() {
     let mut engine = Engine::load(&common::model("gemma3-270m"), &small(), &mut |_| {}).expect("a model");
     assert!(!engine.text().has_template());
-    let prompt = Prompt::Chat { messages: vec![Message::user("hi")], tools: None };
+    let prompt = Prompt::Chat(Chat::new(vec![Message::user("hi")]));
     let error = engine.generate(&prompt, &greedy(1), |_| ControlFlow::Continue(())).expect_err("a refusal");
-    assert!(error.to_string().contains("has no chat template"), "{error}");
+    assert!(error.to_string().contains("has no chat template; name one"), "{error}");
+    assert!(error.to_string().contains("chatml, command-r,"), "{error}");
+
+    // A template by name or as text renders; the begin token that it writes is not put there again.
+    let encode = |template: TemplateChoice| {
+        let chat = Chat { template: Some(template), ..Chat::new(vec![Message::user("hi")]) };
+        engine.text().encode(&Prompt::Chat(chat))
+    };
+    let rendered = "<start_of_turn>user\nhi<end_of_turn>\n<start_of_turn>model\n";
+    let mut ids = Vec::new();
+    engine.text().tokenizer().expect("a tokenizer").encode_with_bos(rendered, true, &mut ids);
+    assert_eq!(ids[..2], [2, 105], "<bos> and <start_of_turn>");
+    assert_eq!(encode(TemplateChoice::Named("gemma".into())).expect("a prompt"), ids);
+    let source =
+        "<start_of_turn>user\n{{ messages[0].content }}<end_of_turn>\n<start_of_turn>model\n{{ '\n' }}";
+    assert_eq!(encode(TemplateChoice::Source(source.into())).expect("a prompt"), ids, "<bos> is put before");
+    let error = encode(TemplateChoice::Named("nonsense".into())).expect_err("no such template").to_string();
+    assert!(error.starts_with("there is no chat template \"nonsense\"; model "), "{error}");
+    let raising = "{{ raise_exception('only one message, please') }}";
+    let error = encode(TemplateChoice::Source(raising.into())).expect_err("a refusal").to_string();
+    assert_eq!(error, "only one message, please");
+
+    let configured = LoadOptions { template: Some(TemplateChoice::Named("gemma".into())), ..small() };
+    let other = Engine::load(&common::model("gemma3-270m"), &configured, &mut |_| {}).expect("a model");
+    assert!(other.text().has_template());
+    let prompt = Prompt::Chat(Chat::new(vec![Message::user("hi")]));
+    assert_eq!(other.text().encode(&prompt).expect("a prompt"), ids);
     let (answer, _) = generate(&mut engine, &text("The capital of France is"), &greedy(8));
     assert_eq!(answer.tokens.len(), 8);
 }

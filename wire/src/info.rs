@@ -22,7 +22,8 @@ pub struct ModelInfo {
     pub weight_bytes: u64,
     /// Longest sequence; `None` when the file was not looked into yet.
     pub context_tokens: Option<u32>,
-    /// Whether it brings a chat template; `None` when the file was not looked into yet.
+    /// Whether conversations have a chat template, the file's or the configuration's; `None` when the file was not
+    /// looked into yet.
     pub has_template: Option<bool>,
 }
 

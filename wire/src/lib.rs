@@ -20,6 +20,7 @@ pub mod limits;
 mod message;
 mod params;
 pub mod paths;
+mod template;
 
 pub use codec::{VERSION, WireError, decode, encode};
 pub use frame::{FrameDecoder, read_frame, write_frame};
@@ -30,7 +31,8 @@ pub use info::{
 };
 pub use message::{
     Answer, ClientFrame, ErrorCode, Event, EvictTarget, Fault, FinishReason, LoadStage, Op, Prompt, Reply,
-    Request, ServerFrame, ShowTarget, Submit, Usage,
+    Request, ServerFrame, ShowTarget, Submit, Template, Usage,
 };
 pub use params::{GenerationParams, LogitBias, SamplingParams};
 pub use paths::{default_models_dir, default_socket_path, find_socket_path};
+pub use template::{BUILTIN_TEMPLATES, is_template_file};

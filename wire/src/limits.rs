@@ -14,6 +14,9 @@ pub const LENGTH_BYTES: usize = 4;
 /// Longest job or session id, in bytes.
 pub const MAX_ID_BYTES: usize = 64;
 
+/// Longest text of a chat template that a request brings, in bytes.
+pub const MAX_TEMPLATE_BYTES: usize = 128 << 10;
+
 /// Stop strings in one request.
 pub const MAX_STOP_STRINGS: usize = 16;
 

@@ -150,9 +150,20 @@ pub enum Prompt {
         messages_json: String,
         /// A JSON array of tool definitions.
         tools_json: Option<String>,
+        /// The template to use instead of the model's; `None`: the one that the daemon has for the model.
+        template: Option<Template>,
     },
     /// Token ids as they are.
     Tokens(TokenIds),
+}
+
+/// A chat template.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Template {
+    /// One of the model file's own by name, such as `tool_use`, else one of [`crate::BUILTIN_TEMPLATES`].
+    Named(String),
+    /// The text of a Jinja template, at most [`crate::limits::MAX_TEMPLATE_BYTES`].
+    Source(String),
 }
 
 /// What [`Op::Show`] is about.

@@ -48,6 +48,7 @@ fn every_variant_of_every_enum() {
     every_variant(&answers());
     every_variant(&events());
     every_variant(&prompts());
+    every_variant(&templates());
     every_variant(&error_codes());
     every_variant(&job_states());
     every_variant(&model_states());

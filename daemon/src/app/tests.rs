@@ -21,7 +21,9 @@ fn config(folder: &Path, chunk: &str) -> Config {
     for name in ["m", BROKEN_MODEL] {
         let path = folder.join(name);
         let defaults = config.model_defaults.clone();
-        config.models.insert(name.into(), ModelSettings { path, load: LoadWhen::Demand, defaults });
+        config
+            .models
+            .insert(name.into(), ModelSettings { path, load: LoadWhen::Demand, template: None, defaults });
     }
     config
 }

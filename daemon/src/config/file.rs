@@ -55,6 +55,7 @@ pub(super) struct ModelEntry {
     pub(super) load: Option<LoadWhen>,
     pub(super) kv_format: Option<KvFormatName>,
     pub(super) kv_budget: Option<ByteSize>,
+    pub(super) template: Option<String>,
     pub(super) context: Option<usize>,
     pub(super) threads: Option<usize>,
 }

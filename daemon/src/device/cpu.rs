@@ -2,12 +2,14 @@
 
 use super::port::{Description, Device, Generate, LoadProgress, Loaded, is_last};
 use super::text::EngineText;
-use crate::config::ModelSettings;
+use crate::config::{ModelSettings, TemplateSetting};
 use crate::scheduler::plan::{JobNumber, ModelName, RowOutcome, StepOutcome, StepPlan};
 use std::collections::HashMap;
+use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
-use zllm_engine::{Isa, KV_BLOCK_TOKENS, LoadOptions, LoadedModel, StepRow, Want};
+use zllm_engine::template::MAX_SOURCE_BYTES;
+use zllm_engine::{Isa, KV_BLOCK_TOKENS, LoadOptions, LoadedModel, StepRow, TemplateChoice, Want};
 use zllm_state::BLOCK_TOKENS;
 use zllm_wire::LoadStage;
 
@@ -46,7 +48,7 @@ impl Device for CpuDevice {
         assert!(!self.models.contains_key(model), "the scheduler loads a model once");
         progress(LoadProgress::START);
         judge_memory(settings, memory_bytes())?;
-        let loaded = LoadedModel::load(&settings.path, &options(settings), &mut |at| {
+        let loaded = LoadedModel::load(&settings.path, &options(settings)?, &mut |at| {
             let (done_bytes, total_bytes) = (at.done_bytes, at.total_bytes);
             progress(LoadProgress { stage: LoadStage::Weights, done_bytes, total_bytes });
         });
@@ -105,9 +107,9 @@ impl Device for CpuDevice {
     }
 }
 
-fn options(settings: &ModelSettings) -> LoadOptions {
+fn options(settings: &ModelSettings) -> Result<LoadOptions, String> {
     let defaults = &settings.defaults;
-    LoadOptions {
+    Ok(LoadOptions {
         threads: defaults.threads,
         isa: None,
         kv_format: defaults.kv_format,
@@ -115,7 +117,22 @@ fn options(settings: &ModelSettings) -> LoadOptions {
         context_limit: defaults.context_tokens,
         prefill_chunk_tokens: defaults.prefill_chunk_tokens,
         max_batch_rows: defaults.batch_rows,
-    }
+        template: settings.template.as_ref().map(template).transpose()?,
+    })
+}
+
+/// The template of the configuration; a file is read each time the model is loaded.
+fn template(setting: &TemplateSetting) -> Result<TemplateChoice, String> {
+    let path = match setting {
+        TemplateSetting::Builtin(name) => return Ok(TemplateChoice::Named(name.clone())),
+        TemplateSetting::File(path) => path,
+    };
+    let mut source = String::new();
+    let opened = std::fs::File::open(path);
+    // One byte more than a template may have, so that the engine sees that it is too long.
+    let read = opened.and_then(|file| file.take(MAX_SOURCE_BYTES as u64 + 1).read_to_string(&mut source));
+    read.map_err(|error| format!("cannot read the chat template {}: {error}", path.display()))?;
+    Ok(TemplateChoice::Source(source))
 }
 
 /// The engine's message with the model's path in front, where it is not there already.
@@ -159,7 +176,8 @@ mod tests {
 
     fn load(path: &str, kv_budget_bytes: u64) -> String {
         let defaults = crate::config::ModelDefaults { kv_budget_bytes, ..defaults() };
-        let settings = ModelSettings { path: path.into(), load: LoadWhen::Demand, defaults };
+        let template = Some(TemplateSetting::Builtin("chatml".into()));
+        let settings = ModelSettings { path: path.into(), load: LoadWhen::Demand, template, defaults };
         let result = CpuDevice::new().load(&"m".into(), &settings, &mut |_| {});
         result.map(|_| ()).expect_err("it cannot be loaded")
     }
@@ -174,5 +192,11 @@ mod tests {
     fn a_kv_budget_beyond_the_machine_is_refused_before_anything_is_read() {
         let message = load("/no/such/model.gguf", u64::MAX);
         assert!(message.starts_with("kv_budget is") && message.contains("of memory"), "{message}");
+    }
+
+    #[test]
+    fn a_template_file_that_is_not_there_is_named() {
+        let message = template(&TemplateSetting::File("/no/such.jinja".into())).expect_err("no file");
+        assert!(message.starts_with("cannot read the chat template /no/such.jinja: "), "{message}");
     }
 }

@@ -137,7 +137,7 @@ impl TextModel for FakeText {
         &self.0
     }
 
-    fn encode(&self, prompt: &Prompt) -> Result<Vec<u32>, String> {
+    fn encode(&self, prompt: &Prompt, _: i64) -> Result<Vec<u32>, String> {
         match prompt {
             Prompt::Text { text, .. } => self.tokenize(text, false, false),
             Prompt::Tokens(tokens) => Ok(tokens.0.clone()),

@@ -42,11 +42,11 @@ pub(crate) trait Device: Send {
 pub(crate) trait TextModel: Send + Sync {
     fn facts(&self) -> &TextFacts;
 
-    /// The tokens of a prompt.
+    /// The tokens of a prompt; the time (seconds since 1970-01-01 UTC) is for templates that write the date.
     ///
     /// # Errors
     /// What is wrong with the prompt.
-    fn encode(&self, prompt: &Prompt) -> Result<Vec<u32>, String>;
+    fn encode(&self, prompt: &Prompt, now_unix_s: i64) -> Result<Vec<u32>, String>;
 
     /// The tokens of a text; `add_bos` as the model wants it.
     ///

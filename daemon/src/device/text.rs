@@ -4,7 +4,7 @@ use super::port::{Generate, TextFacts, TextModel};
 use crate::scheduler::plan::Accepted;
 use std::sync::Arc;
 use zllm_engine::sampling::SamplingParams;
-use zllm_engine::{Generation, Message};
+use zllm_engine::{Chat, Generation, Message, TemplateChoice};
 
 /// One model's text side.
 pub(super) struct EngineText {
@@ -29,8 +29,8 @@ impl TextModel for EngineText {
         &self.facts
     }
 
-    fn encode(&self, prompt: &zllm_wire::Prompt) -> Result<Vec<u32>, String> {
-        self.text.encode(&engine_prompt(prompt)?).map_err(|error| error.to_string())
+    fn encode(&self, prompt: &zllm_wire::Prompt, now_unix_s: i64) -> Result<Vec<u32>, String> {
+        self.text.encode(&engine_prompt(prompt, now_unix_s)?).map_err(|error| error.to_string())
     }
 
     fn tokenize(&self, text: &str, parse_special: bool, add_bos: bool) -> Result<Vec<u32>, String> {
@@ -68,17 +68,25 @@ impl Generate for Generation {
     }
 }
 
-fn engine_prompt(prompt: &zllm_wire::Prompt) -> Result<zllm_engine::Prompt, String> {
+fn engine_prompt(prompt: &zllm_wire::Prompt, now_unix_s: i64) -> Result<zllm_engine::Prompt, String> {
     Ok(match prompt {
         zllm_wire::Prompt::Text { text, parse_special } => {
             zllm_engine::Prompt::Text { text: text.clone(), parse_special: *parse_special }
         }
         zllm_wire::Prompt::Tokens(tokens) => zllm_engine::Prompt::Tokens(tokens.0.clone()),
-        zllm_wire::Prompt::Chat { messages_json, tools_json } => {
+        zllm_wire::Prompt::Chat { messages_json, tools_json, template } => {
             let messages: Vec<Message> =
                 serde_json::from_str(messages_json).map_err(|error| format!("messages: {error}"))?;
             let tools = tools_json.as_deref().map(serde_json::from_str).transpose();
-            zllm_engine::Prompt::Chat { messages, tools: tools.map_err(|error| format!("tools: {error}"))? }
+            let tools: Option<serde_json::Value> = tools.map_err(|error| format!("tools: {error}"))?;
+            if tools.as_ref().is_some_and(|tools| !tools.is_array() && !tools.is_null()) {
+                return Err("tools: not an array of tool definitions".to_owned());
+            }
+            let template = template.as_ref().map(|template| match template {
+                zllm_wire::Template::Named(name) => TemplateChoice::Named(name.clone()),
+                zllm_wire::Template::Source(source) => TemplateChoice::Source(source.clone()),
+            });
+            zllm_engine::Prompt::Chat(Chat { messages, tools, template, now_unix_s: Some(now_unix_s) })
         }
     })
 }
@@ -111,6 +119,13 @@ fn engine_params(params: &zllm_wire::GenerationParams) -> zllm_engine::Generatio
 mod tests {
     use super::*;
 
+    /// Clients name templates and bound their size by what the protocol says.
+    #[test]
+    fn the_protocol_and_the_engine_have_the_same_templates() {
+        assert_eq!(zllm_engine::template::BUILTIN_NAMES, zllm_wire::BUILTIN_TEMPLATES);
+        assert_eq!(zllm_engine::template::MAX_SOURCE_BYTES, zllm_wire::limits::MAX_TEMPLATE_BYTES);
+    }
+
     #[test]
     fn what_is_given_goes_through_and_what_is_not_takes_the_default() {
         let mut params = zllm_wire::GenerationParams::default();
@@ -132,14 +147,25 @@ mod tests {
 
     #[test]
     fn conversations_are_json_and_mistakes_in_them_are_named() {
-        let chat = |messages: &str| {
-            engine_prompt(&zllm_wire::Prompt::Chat { messages_json: messages.into(), tools_json: None })
+        let chat = |messages: &str, tools: Option<&str>| {
+            let template = Some(zllm_wire::Template::Named("chatml".into()));
+            let (messages_json, tools_json) = (messages.into(), tools.map(str::to_owned));
+            engine_prompt(&zllm_wire::Prompt::Chat { messages_json, tools_json, template }, 7)
         };
-        let prompt = chat(r#"[{"role":"user","content":"hello"}]"#).expect("a conversation");
-        let expected = vec![Message::user("hello")];
-        assert_eq!(prompt, zllm_engine::Prompt::Chat { messages: expected, tools: None });
+        let hello = r#"[{"role":"user","content":"hello"}]"#;
+        let expected = Chat {
+            tools: Some(serde_json::json!([{"type": "function"}])),
+            template: Some(TemplateChoice::Named("chatml".into())),
+            now_unix_s: Some(7),
+            ..Chat::new(vec![Message::user("hello")])
+        };
+        let prompt = chat(hello, Some(r#"[{"type":"function"}]"#)).expect("a conversation");
+        assert_eq!(prompt, zllm_engine::Prompt::Chat(expected));
+        for wrong in ["{}", "nonsense", "7"] {
+            assert!(chat(hello, Some(wrong)).expect_err("no tools").starts_with("tools: "), "{wrong}");
+        }
         for wrong in ["", "{}", r#"[{"content":"no role"}]"#] {
-            assert!(chat(wrong).expect_err("no conversation").starts_with("messages: "), "{wrong}");
+            assert!(chat(wrong, None).expect_err("no conversation").starts_with("messages: "), "{wrong}");
         }
     }
 }

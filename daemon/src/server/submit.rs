@@ -10,7 +10,7 @@ use crate::scheduler::core::ConnectionId;
 use crate::scheduler::log::LogReader;
 use crate::scheduler::models::LoadState;
 use tokio::sync::SemaphorePermit;
-use zllm_wire::{Answer, ErrorCode, Fault, GenerationParams, Prompt, Submit};
+use zllm_wire::{Answer, ErrorCode, Fault, GenerationParams, Prompt, Submit, Template};
 
 /// Makes a job and, when asked, streams its events.
 pub(super) async fn submit(
@@ -87,17 +87,21 @@ async fn prepare(
     let _arriving = arrive(services)?;
     let loaded = load(model, services).await?;
     let default_max_tokens = services.default_max_tokens;
-    let ready = off_the_loop(services, move || encode(&loaded, &prompt, params, default_max_tokens)).await?;
+    let now_unix_s = (services.clock.unix_ms() / 1000) as i64;
+    let ready =
+        off_the_loop(services, move || encode(&loaded, &prompt, now_unix_s, params, default_max_tokens))
+            .await?;
     ready.map_err(|message| fault(ErrorCode::Invalid, message))
 }
 
 fn encode(
     loaded: &Loaded,
     prompt: &Prompt,
+    now_unix_s: i64,
     mut params: GenerationParams,
     default_max_tokens: usize,
 ) -> Result<Ready, String> {
-    let prompt = loaded.text.encode(prompt)?;
+    let prompt = loaded.text.encode(prompt, now_unix_s)?;
     let context = loaded.text.facts().context_tokens;
     if prompt.is_empty() {
         return Err("the prompt is empty; give at least one token".into());
@@ -167,8 +171,11 @@ fn refuse(services: &Services, fault: Fault) -> Fault {
 fn request_bytes(prompt: &Prompt, params: &GenerationParams) -> usize {
     let prompt = match prompt {
         Prompt::Text { text, .. } => text.len(),
-        Prompt::Chat { messages_json, tools_json } => {
-            messages_json.len() + tools_json.as_ref().map_or(0, String::len)
+        Prompt::Chat { messages_json, tools_json, template } => {
+            let template = template.as_ref().map_or(0, |template| match template {
+                Template::Named(text) | Template::Source(text) => text.len(),
+            });
+            messages_json.len() + tools_json.as_ref().map_or(0, String::len) + template
         }
         Prompt::Tokens(tokens) => tokens.0.len() * size_of::<u32>(),
     };

@@ -3,3 +3,4 @@
 mod common;
 mod generate;
 mod operate;
+mod templates;

@@ -21,14 +21,23 @@ pub(super) fn syntax() -> SyntaxConfig {
 /// Longest tag, in tokens; a text in quotes is one. minijinja folds constants in time cubic in an expression's length.
 const MAX_TAG_TOKENS: usize = 2000;
 
+/// A source that can be compiled.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    pub(super) source: String,
+    /// Whether the word `tools` stands in any tag outside of quotes.
+    pub(super) names_tools: bool,
+}
+
 /// The source with `\n` for every line's end, as Jinja2 reads it, and with `generation` and `endgeneration` tags as
 /// `with` and `endwith`; lines stay where they are.
-pub(super) fn prepare(source: &str) -> Result<String, Error> {
+pub(super) fn prepare(source: &str) -> Result<Prepared, Error> {
     let source = &source.replace("\r\n", "\n").replace('\r', "\n");
     let mut prepared = String::with_capacity(source.len());
     let mut copied_to = 0;
     let mut tag_tokens = 0;
     let mut is_tag_name = false;
+    let mut names_tools = false;
     for token in tokenize(source, false, syntax()) {
         let (token, span) = token?;
         tag_tokens += 1;
@@ -43,12 +52,13 @@ pub(super) fn prepare(source: &str) -> Result<String, Error> {
                 prepared.push_str(if name == "generation" { "with" } else { "endwith" });
                 copied_to = span.end_offset as usize;
             }
+            Token::Ident("tools") => names_tools = true,
             _ => {}
         }
         is_tag_name = matches!(token, Token::BlockStart);
     }
     prepared.push_str(&source[copied_to..]);
-    Ok(prepared)
+    Ok(Prepared { source: prepared, names_tools })
 }
 
 #[cfg(test)]
@@ -61,7 +71,19 @@ mod tests {
                       {% if generation %}{% raw %}{% generation %}{% endraw %}{% endif %} é";
         let expected = "generation {%- with -%} {{ 'generation' }} {# {% generation %} #}\n{%endwith%}\
                         {% if generation %}{% raw %}{% generation %}{% endraw %}{% endif %} é";
-        assert_eq!(prepare(source).unwrap(), expected);
+        assert_eq!(prepare(source).unwrap().source, expected);
+    }
+
+    #[test]
+    fn finds_the_word_tools_in_tags_alone() {
+        for (source, expected) in [
+            ("{% for tool in tools %}x{% endfor %}", true),
+            ("{{ tools | tojson }}", true),
+            ("{% if not tools is defined %}{% endif %}", true),
+            ("tools {{ 'tools' }} {# {{ tools }} #} {% raw %}{{ tools }}{% endraw %} {{ tool }}", false),
+        ] {
+            assert_eq!(prepare(source).unwrap().names_tools, expected, "{source}");
+        }
     }
 
     #[test]

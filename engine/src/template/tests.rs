@@ -4,7 +4,7 @@ use super::{ChatTemplate, Conversation, MAX_SOURCE_BYTES, TemplateContext, Templ
 use crate::message::Message;
 use serde_json::{Value, json};
 
-fn testdata(name: &str) -> Value {
+pub(super) fn testdata(name: &str) -> Value {
     let path = format!("{}/../testdata/{name}", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
     serde_json::from_str(&text).unwrap()
@@ -18,7 +18,7 @@ fn render(source: &str, conversation: &Conversation<'_>) -> Result<String, Templ
     ChatTemplate::new(source, context())?.render(conversation)
 }
 
-fn messages_of(json: &Value) -> Vec<Message> {
+pub(super) fn messages_of(json: &Value) -> Vec<Message> {
     serde_json::from_value(json.clone()).unwrap()
 }
 

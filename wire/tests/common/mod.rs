@@ -58,9 +58,17 @@ pub(crate) fn submit(prompt: Prompt) -> Submit {
 pub(crate) fn prompts() -> Vec<Prompt> {
     vec![
         Prompt::Text { text: "hi".into(), parse_special: true },
-        Prompt::Chat { messages_json: "[]".into(), tools_json: Some("[]".into()) },
+        Prompt::Chat {
+            messages_json: "[]".into(),
+            tools_json: Some("[]".into()),
+            template: Some(templates().remove(1)),
+        },
         Prompt::Tokens(TokenIds(vec![0, 1, 255, 256, u32::MAX])),
     ]
+}
+
+pub(crate) fn templates() -> Vec<Template> {
+    vec![Template::Named("t".into()), Template::Source("{{".into())]
 }
 
 pub(crate) fn ops() -> Vec<Op> {
