@@ -8,36 +8,38 @@ use zllm_engine::{Isa, KV_BLOCK_TOKENS, KvFormat, LoadOptions, LoadedModel, Step
 /// Longer than a block, and than the windows of 32 that some of the models have.
 const TOKENS: usize = 80;
 
-const FAMILIES: [&str; 24] = [
-    "ernie4_5-moe-moe",
-    "gemma2-dense",
-    "gemma3-dense",
-    "glm4-dense",
-    "glm4moe-moe",
-    "gpt-oss-moe",
-    "granite-dense",
-    "granite-moe",
-    "granitemoe-dense",
-    "granitemoe-moe",
-    "llama-dense",
-    "llama-moe",
-    "minicpm-dense",
-    "minicpm-moe",
-    "mistral3-dense",
-    "mistral3-moe",
-    "olmo2-dense",
-    "olmoe-moe",
-    "phi3-dense",
-    "qwen2-dense",
-    "qwen2moe-moe",
-    "qwen3-dense",
-    "qwen3moe-moe",
-    "smollm3-dense",
+/// Every family, and the queries that grow with their position.
+const FAMILIES: [&str; 25] = [
+    "archs/ernie4_5-moe-moe.f16",
+    "archs/gemma2-dense.f16",
+    "archs/gemma3-dense.f16",
+    "archs/glm4-dense.f16",
+    "archs/glm4moe-moe.f16",
+    "archs/gpt-oss-moe.f16",
+    "archs/granite-dense.f16",
+    "archs/granite-moe.f16",
+    "archs/granitemoe-dense.f16",
+    "archs/granitemoe-moe.f16",
+    "archs/llama-dense.f16",
+    "archs/llama-moe.f16",
+    "archs/minicpm-dense.f16",
+    "archs/minicpm-moe.f16",
+    "archs/mistral3-dense.f16",
+    "archs/mistral3-moe.f16",
+    "archs/olmo2-dense.f16",
+    "archs/olmoe-moe.f16",
+    "archs/phi3-dense.f16",
+    "archs/qwen2-dense.f16",
+    "archs/qwen2moe-moe.f16",
+    "archs/qwen3-dense.f16",
+    "archs/qwen3moe-moe.f16",
+    "archs/smollm3-dense.f16",
+    "variants/mistral3-yarn",
 ];
 
 fn load(family: &str, options: LoadOptions) -> LoadedModel {
     let options = LoadOptions { kv_budget_bytes: 4 << 20, max_batch_rows: 8, ..options };
-    let path = common::testdata(&format!("archs/{family}.f16.gguf"));
+    let path = common::testdata(&format!("{family}.gguf"));
     LoadedModel::load(&path, &options, &mut |_| {}).expect("a reference file")
 }
 
@@ -142,7 +144,7 @@ fn neighbours_in_a_batch_change_no_bit() {
 
 #[test]
 fn a_wrong_bit_would_be_seen() {
-    let mut model = load("llama-dense", options());
+    let mut model = load("archs/llama-dense.f16", options());
     let whole = last_logits(&mut model, 0, &[TOKENS]);
     assert!(last_logits(&mut model, 1, &[TOKENS]) != whole, "another sequence gives other logits");
 }

@@ -121,9 +121,21 @@ fn olmo2() -> Model {
     Model::new("olmo2").number("attention.sliding_window", 16)
 }
 
+/// As OLMo 3 has it, but for the factor.
+fn yarn(attn_factor: f32) -> Model {
+    Model::new("olmo2")
+        .text("rope.scaling.type", "yarn")
+        .float("rope.scaling.factor", 8.0)
+        .float("rope.scaling.yarn_attn_factor", attn_factor)
+}
+
+fn experts() -> Model {
+    llama().number("expert_count", 8).number("expert_used_count", 2)
+}
+
 #[test]
 fn what_is_not_computed_is_refused_by_name() {
-    let cases: [(Model, &[&str]); 21] = [
+    let cases: [(Model, &[&str]); 25] = [
         (llama().number("expert_count", 8), &["llama.expert_used_count` is missing"]),
         (llama().float("attn_logit_softcapping", 50.0), &["llama.attn_logit_softcapping is 50"]),
         (gemma3().float("attention.logit_softcapping", 50.0), &["gemma3.attention.logit_softcapping is 50"]),
@@ -142,6 +154,10 @@ fn what_is_not_computed_is_refused_by_name() {
             mistral3().text("rope.scaling.type", "yarn").float("rope.freq_base", 1.0),
             &["mistral3.rope.freq_base is 1"],
         ),
+        (yarn(1.5), &["olmo2.rope.scaling.yarn_attn_factor is 1.5", "1.2079"]),
+        (experts().number("expert_gating_func", 2), &["llama.expert_gating_func is 2", "1"]),
+        (experts().entry("expert_weights_norm", BOOL, [0]), &["llama.expert_weights_norm is false", "true"]),
+        (gemma3().number("attention.key_length_swa", 64), &["gemma3.attention.key_length_swa is 64", "32"]),
         (Model::new("granite"), &["granite.logit_scale is missing"]),
         (olmo2().float("rope.freq_base_swa", 500.0), &["olmo2.rope.freq_base_swa is 500", "10000"]),
         (llama().text("rope.scaling.type", "dynamic"), &["llama.rope.scaling.type is dynamic", "yarn"]),
@@ -168,6 +184,22 @@ fn values_that_change_nothing_are_let_through() {
         .entry("attention.causal", BOOL, [1])
         .number("attention.sliding_window", 64);
     assert_eq!(model.spec().expect("nothing is asked for"), llama().spec().expect("a sound file"));
+}
+
+#[test]
+fn what_files_repeat_is_let_through() {
+    // These files lack the tensors of their families, which are looked at last.
+    for model in [
+        yarn(1.0),
+        yarn(1.207_944_2),
+        experts().number("expert_gating_func", 1).entry("expert_weights_norm", BOOL, [1]),
+        experts().number("expert_group_count", 0).number("expert_shared_count", 2),
+    ] {
+        let message = model.spec().expect_err("tensors are missing").to_string();
+        assert!(message.contains("tensor `blk.0.") && message.contains("is missing"), "{message}");
+    }
+    let scaled = llama().tensor("blk.0.ffn_up.input_scale");
+    assert_eq!(scaled.spec().expect("a sound file"), llama().spec().expect("a sound file"));
 }
 
 #[test]

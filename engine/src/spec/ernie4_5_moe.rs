@@ -2,14 +2,14 @@
 //! expert. No model of the family has a bias on the output product; llama.cpp, which made the reference, loads one and
 //! does not add it, and so do we.
 
-use zllm_kernels::backend::{Activation, RopeStyle, Routing, RoutingScores};
+use zllm_kernels::backend::{Activation, RopeStyle, RoutingScores};
 
 use super::{AttentionSpec, ExpertsFfn, Ffn, LinearSpec, ModelSpec, SpecError, read::Reader};
 
 pub(super) fn read(reader: &Reader<'_>) -> Result<ModelSpec, SpecError> {
     let d = reader.dimensions()?;
     let rope = reader.rope(RopeStyle::Interleaved, &d)?;
-    let routing = Routing { normalise: true, ..reader.routing(RoutingScores::Softmax)? };
+    let routing = reader.routing(RoutingScores::Softmax, true)?;
     let expert_width = reader.expert_width(&d)?;
     let shared_width = reader.shared_expert_width()?;
     let dense_layers = reader.number_or_0("leading_dense_block_count", d.layers)?;

@@ -23,9 +23,8 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<ModelSpec, SpecError> {
         other => return Err(reader.bad("expert_gating_func", other, "0, 1, 2 and 3 are known")),
     };
     let routing = Routing {
-        normalise: reader.flag("expert_weights_norm", false)?,
         scale: reader.factor("expert_weights_scale")?,
-        ..reader.routing(scores)?
+        ..reader.routing(scores, reader.flag("expert_weights_norm", false)?)?
     };
     let expert_width = reader.expert_width(&d)?;
     let shared_width = expert_width * reader.number_or_0("expert_shared_count", MAX_SHARED)?;

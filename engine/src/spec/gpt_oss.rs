@@ -19,7 +19,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<ModelSpec, SpecError> {
     let windows = reader.windows(d.layers, Some(window), WINDOW_PERIOD)?;
     let rope = reader.rope(RopeStyle::Neox, &d)?;
     let windowed_rope = reader.windowed_rope(RopeStyle::Neox, &d, rope.base)?;
-    let routing = reader.routing(RoutingScores::SoftmaxOfChosen)?;
+    let routing = reader.routing(RoutingScores::SoftmaxOfChosen, false)?;
     reader.layers_and_ends(&d, |i| {
         let rope = if windows[i].is_some() { &windowed_rope } else { &rope };
         let attention = AttentionSpec {

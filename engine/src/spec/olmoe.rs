@@ -8,7 +8,7 @@ use super::{Ffn, ModelSpec, SpecError, read::Reader};
 pub(super) fn read(reader: &Reader<'_>) -> Result<ModelSpec, SpecError> {
     let d = reader.dimensions()?;
     let rope = reader.rope(RopeStyle::Neox, &d)?;
-    let routing = reader.routing(RoutingScores::Softmax)?;
+    let routing = reader.routing(RoutingScores::Softmax, false)?;
     reader.layers_and_ends(&d, |i| {
         let attention = reader.with_row_norms(i, &d, reader.attention(i, &d, Some(rope.clone())));
         let experts = reader.experts(i, &d, routing, d.hidden, Activation::Silu);

@@ -8,7 +8,7 @@ use super::{ExpertsFfn, Ffn, ModelSpec, SharedExpert, SpecError, read::Reader};
 pub(super) fn read(reader: &Reader<'_>) -> Result<ModelSpec, SpecError> {
     let d = reader.dimensions()?;
     let rope = reader.rope(RopeStyle::Neox, &d)?;
-    let routing = reader.routing(RoutingScores::Softmax)?;
+    let routing = reader.routing(RoutingScores::Softmax, false)?;
     let shared_width = reader.shared_expert_width()?.unwrap_or(d.hidden);
     reader.layers_and_ends(&d, |i| {
         let shared = SharedExpert {

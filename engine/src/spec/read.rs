@@ -22,7 +22,7 @@ const MAX_CONTEXT: usize = 1 << 28;
 
 /// Keys that change what a model computes, each with the values that change nothing: a family that does not read one
 /// of them computes only those.
-const CHANGE_THE_RESULT: [(&str, &[f64]); 27] = [
+const CHANGE_THE_RESULT: [(&str, &[f64]); 26] = [
     ("attention.causal", &[1.0]),
     ("attention.clamp_kqv", &[0.0]),
     ("attention.indexer.head_count", &[0.0]),
@@ -35,7 +35,6 @@ const CHANGE_THE_RESULT: [(&str, &[f64]); 27] = [
     ("expert_count", &[0.0]),
     ("expert_gating_func", &[0.0]),
     ("expert_group_count", &[0.0, 1.0]),
-    ("expert_shared_count", &[0.0]),
     ("expert_weights_norm", &[0.0]),
     ("expert_weights_scale", &[0.0, 1.0]),
     ("final_logit_softcapping", &[0.0]),
@@ -99,7 +98,9 @@ impl<'f> Reader<'f> {
     }
 
     pub(super) fn is_ignored(&self, tensor: &str) -> bool {
-        self.ignored.borrow().iter().any(|beginning| tensor.starts_with(beginning))
+        // What activations are divided by before they are packed in the weights' format, as ours are not.
+        tensor.ends_with(".input_scale")
+            || self.ignored.borrow().iter().any(|beginning| tensor.starts_with(beginning))
     }
 
     pub(super) fn has_tensor(&self, name: &str) -> bool {
@@ -235,7 +236,7 @@ impl<'f> Reader<'f> {
             let expected = format!("it must be even and at most the head's {key_dim}");
             return Err(self.bad("rope.dimension_count", rotary_dim, expected));
         }
-        Ok(Dimensions {
+        let d = Dimensions {
             layers: self.count("block_count", MAX_LAYERS)?,
             width,
             hidden: self.count("feed_forward_length", MAX_DIMENSION)?,
@@ -250,7 +251,24 @@ impl<'f> Reader<'f> {
             epsilon: self.positive("attention.layer_norm_rms_epsilon")?.ok_or_else(|| {
                 self.bad("attention.layer_norm_rms_epsilon", "missing", "the model needs it")
             })?,
-        })
+        };
+        self.refuse_other_windowed_heads(&d)?;
+        Ok(d)
+    }
+
+    /// Refuses heads of another shape in layers with a window, which no family here has.
+    fn refuse_other_windowed_heads(&self, d: &Dimensions) -> Result<(), SpecError> {
+        for (name, all) in [
+            ("attention.key_length_swa", d.key_dim),
+            ("attention.value_length_swa", d.value_dim),
+            ("rope.dimension_count_swa", d.rotary_dim),
+        ] {
+            let found = self.number_or_0(name, MAX_DIMENSION)?;
+            if found != 0 && found != all {
+                return Err(self.bad(name, found, format!("all layers of this family have {all}")));
+            }
+        }
+        Ok(())
     }
 
     /// Scales scores by the width of a head's share of a row instead of its own, in the one model of a family that has

@@ -69,7 +69,7 @@ impl Reader<'_> {
         if self.number_or_0("expert_count", MAX_EXPERTS)? == 0 {
             return Ok(Ffn::Gated(self.gated_ffn(index, d, Activation::Silu)));
         }
-        let routing = Routing { normalise: true, ..self.routing(RoutingScores::Softmax)? };
+        let routing = self.routing(RoutingScores::Softmax, true)?;
         Ok(Ffn::Experts(self.experts(index, d, routing, d.hidden, Activation::Silu)))
     }
 
@@ -164,12 +164,30 @@ impl Reader<'_> {
         GatedFfn { gate, up, ..self.gated_ffn(index, d, activation) }
     }
 
-    /// How rows choose experts, as far as the keys that all families share say it: weights are neither normalised nor
-    /// scaled.
-    pub(in super::super) fn routing(&self, scores: RoutingScores) -> Result<Routing, SpecError> {
+    /// How rows choose experts: what the family does, which the file may say again but not otherwise, and what all files
+    /// say. Weights are not scaled.
+    pub(in super::super) fn routing(
+        &self,
+        scores: RoutingScores,
+        normalise: bool,
+    ) -> Result<Routing, SpecError> {
+        const FUNCTION: &str = "expert_gating_func";
+        const NORMALISE: &str = "expert_weights_norm";
+        let function = match scores {
+            RoutingScores::Softmax => 1,
+            RoutingScores::Sigmoid => 2,
+            RoutingScores::SoftmaxOfChosen => 3,
+        };
+        let found = self.number_or_0(FUNCTION, usize::MAX)?;
+        if found != 0 && found != function {
+            return Err(self.bad(FUNCTION, found, format!("models of this family have {function}")));
+        }
+        if self.flag(NORMALISE, normalise)? != normalise {
+            return Err(self.bad(NORMALISE, !normalise, format!("models of this family have {normalise}")));
+        }
         let experts = self.count("expert_count", MAX_EXPERTS)?;
         let used = self.count("expert_used_count", experts)?;
-        let groups = self.opt_count("expert_group_count", experts)?.unwrap_or(1);
+        let groups = self.number_or_0("expert_group_count", experts)?.max(1);
         let groups_used = match groups {
             1 => 1,
             _ => self.count("expert_group_used_count", groups)?,
@@ -182,7 +200,7 @@ impl Reader<'_> {
             let expected = format!("{groups_used} groups of {} have fewer", experts / groups);
             return Err(self.bad("expert_used_count", used, expected));
         }
-        Ok(Routing { experts, used, scores, groups, groups_used, normalise: false, scale: 1.0 })
+        Ok(Routing { experts, used, scores, groups, groups_used, normalise, scale: 1.0 })
     }
 
     /// Columns of an expert's gate: the file's number, or the share of one expert in the whole.

@@ -83,6 +83,7 @@ impl Reader<'_> {
     /// `ggml_rope_yarn_corr_dims` of llama.cpp have them): pairs that turn often inside the first context keep their
     /// frequency, those that turn seldom are stretched by `factor`, and a ramp lies between.
     fn yarn(&self, plain: Rope, factor: f32) -> Result<Rope, SpecError> {
+        const MAGNITUDE: &str = "rope.scaling.yarn_attn_factor";
         if plain.base <= 1.0 {
             return Err(self.bad(
                 "rope.freq_base",
@@ -108,8 +109,13 @@ impl Reader<'_> {
             (own / ((1.0 - kept) / f64::from(factor) + kept)) as f32
         };
         let factors = (0..plain.rotary_dim / 2).map(divisor).collect();
-        let magnitude = plain.magnitude * self.yarn_magnitude(factor)?;
-        Ok(Rope { factors, magnitude, ..plain })
+        let magnitude = self.yarn_magnitude(factor)?;
+        // Files may repeat it, and 1 is what llama.cpp writes for a file that says nothing.
+        let said = self.positive(MAGNITUDE)?.unwrap_or(1.0);
+        if said != 1.0 && (said / magnitude - 1.0).abs() > 1e-3 {
+            return Err(self.bad(MAGNITUDE, said, format!("yarn's own {magnitude} is supported")));
+        }
+        Ok(Rope { factors, magnitude: plain.magnitude * magnitude, ..plain })
     }
 
     /// `0.1 m ln(factor) + 1`, with m = 1; the quotient of two of them where the file gives a second m.
