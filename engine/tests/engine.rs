@@ -154,7 +154,7 @@ fn a_model_without_a_template_serves_text_and_refuses_conversations() {
     assert_eq!(ids[..2], [2, 105], "<bos> and <start_of_turn>");
     assert_eq!(encode(TemplateChoice::Named("gemma".into())).expect("a prompt"), ids);
     let source =
-        "<start_of_turn>user\n{{ messages[0].content }}<end_of_turn>\n<start_of_turn>model\n{{ '\n' }}";
+        "<start_of_turn>user\n{{ messages[0].content }}<end_of_turn>\n<start_of_turn>model{{ '\n' }}";
     assert_eq!(encode(TemplateChoice::Source(source.into())).expect("a prompt"), ids, "<bos> is put before");
     let error = encode(TemplateChoice::Named("nonsense".into())).expect_err("no such template").to_string();
     assert!(error.starts_with("there is no chat template \"nonsense\"; model "), "{error}");
