@@ -182,6 +182,12 @@ pub(crate) struct SamplingArgs {
     /// 0 takes the likeliest token each time [default: 0.8]
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f32>,
+    /// Move the temperature up to X down where the model is sure, and up where it is not [default: 0]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    dynatemp_range: Option<f32>,
+    /// How that follows the entropy: its power [default: 1]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    dynatemp_exponent: Option<f32>,
     /// Choose among the K likeliest tokens; 0: among all [default: 40]
     #[arg(long, value_name = "K")]
     top_k: Option<u32>,
@@ -191,6 +197,24 @@ pub(crate) struct SamplingArgs {
     /// Choose among tokens at least P times as likely as the likeliest [default: 0.05]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     min_p: Option<f32>,
+    /// Choose among the tokens of the most usual surprise whose probabilities sum to P; 1: among all [default: 1]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    typical_p: Option<f32>,
+    /// How often to leave out all likely tokens but the least likely of them [default: 0]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    xtc_probability: Option<f32>,
+    /// How likely a token must be for that, 0 to 0.5 [default: 0.1]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    xtc_threshold: Option<f32>,
+    /// 2 keeps the answer's surprise near --mirostat-tau, in place of the filters above [default: 0]
+    #[arg(long, value_name = "VERSION")]
+    mirostat: Option<u32>,
+    /// The surprise to keep near, in bits [default: 5]
+    #[arg(long, value_name = "BITS", allow_negative_numbers = true)]
+    mirostat_tau: Option<f32>,
+    /// How fast that is followed, 0 to 1 [default: 0.1]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    mirostat_eta: Option<f32>,
     /// Divide the logits of tokens that were just there by X; 1 does nothing [default: 1]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     repeat_penalty: Option<f32>,
@@ -200,9 +224,24 @@ pub(crate) struct SamplingArgs {
     /// Subtract X once from the logit of a token that was just there [default: 0]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     presence_penalty: Option<f32>,
-    /// How many of the latest tokens the three penalties look at [default: 64]
+    /// How many of the latest tokens these three penalties look at [default: 64]
     #[arg(long, value_name = "N")]
-    penalty_window: Option<u32>,
+    repeat_last_n: Option<u32>,
+    /// Subtract X from the logit of a token that would prolong a repetition, more for longer ones [default: 0]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    dry_multiplier: Option<f32>,
+    /// How many times more for each token that the repetition is longer [default: 1.75]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    dry_base: Option<f32>,
+    /// The shortest repetition, in tokens, whose prolonging costs [default: 2]
+    #[arg(long, value_name = "N")]
+    dry_allowed_length: Option<u32>,
+    /// How many of the latest tokens are searched for repetitions [default: 64]
+    #[arg(long, value_name = "N")]
+    dry_penalty_last_n: Option<u32>,
+    /// A text that no repetition goes across; may be repeated, "none" for none [default: newline, ":", '"' and "*"]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    dry_sequence_breaker: Vec<String>,
     /// Add BIAS to the logit of token ID; may be repeated
     #[arg(long, value_name = "ID:BIAS", value_parser = logit_bias, allow_hyphen_values = true)]
     logit_bias: Vec<LogitBias>,
@@ -212,12 +251,24 @@ pub(crate) struct SamplingArgs {
     /// Most tokens to generate [default: 1024, if the daemon's configuration says nothing else]
     #[arg(long, value_name = "N")]
     max_tokens: Option<u32>,
+    /// Fewest tokens to generate before something may end the answer [default: 0]
+    #[arg(long, value_name = "N")]
+    min_tokens: Option<u32>,
     /// End the answer before this text; may be repeated
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
+    /// End the answer before this token; may be repeated
+    #[arg(long, value_name = "ID")]
+    stop_token: Vec<u32>,
     /// Go on over the tokens that end an answer
     #[arg(long)]
     ignore_eos: bool,
+    /// Draw this many answers [default: 1]
+    #[arg(short, long, value_name = "N")]
+    pub(crate) n: Option<u32>,
+    /// Report each token's log probability and the N likeliest tokens at its place, 0 to 20; shown with --json
+    #[arg(long, value_name = "N")]
+    pub(crate) logprobs: Option<u32>,
 }
 
 fn template_help() -> String {
@@ -238,33 +289,54 @@ fn logit_bias(text: &str) -> Result<LogitBias, String> {
 impl SamplingArgs {
     /// The same as the socket protocol says it.
     pub(crate) fn params(&self) -> Result<GenerationParams, String> {
-        if self.stop.len() > limits::MAX_STOP_STRINGS {
-            return Err(format!(
-                "--stop was given {} times; at most {}",
-                self.stop.len(),
-                limits::MAX_STOP_STRINGS
-            ));
+        for (flag, found, most) in [
+            ("--stop", self.stop.len(), limits::MAX_STOP_STRINGS),
+            ("--stop-token", self.stop_token.len(), limits::MAX_STOP_TOKENS),
+            ("--dry-sequence-breaker", self.dry_sequence_breaker.len(), limits::MAX_DRY_BREAKERS),
+            ("--logit-bias", self.logit_bias.len(), limits::MAX_LOGIT_BIASES),
+        ] {
+            if found > most {
+                return Err(format!("{flag} was given {found} times; at most {most}"));
+            }
         }
-        if self.logit_bias.len() > limits::MAX_LOGIT_BIASES {
-            let (found, most) = (self.logit_bias.len(), limits::MAX_LOGIT_BIASES);
-            return Err(format!("--logit-bias was given {found} times; at most {most}"));
-        }
+        let breakers = match self.dry_sequence_breaker.as_slice() {
+            [] => None,
+            [only] if only == "none" => Some(Vec::new()),
+            given => Some(given.to_vec()),
+        };
         Ok(GenerationParams {
             sampling: SamplingParams {
                 temperature: self.temperature,
+                dynatemp_range: self.dynatemp_range,
+                dynatemp_exponent: self.dynatemp_exponent,
                 top_k: self.top_k,
                 top_p: self.top_p,
                 min_p: self.min_p,
+                typical_p: self.typical_p,
+                xtc_probability: self.xtc_probability,
+                xtc_threshold: self.xtc_threshold,
+                mirostat: self.mirostat,
+                mirostat_tau: self.mirostat_tau,
+                mirostat_eta: self.mirostat_eta,
                 repeat_penalty: self.repeat_penalty,
                 frequency_penalty: self.frequency_penalty,
                 presence_penalty: self.presence_penalty,
-                penalty_window_tokens: self.penalty_window,
+                repeat_last_n: self.repeat_last_n,
+                dry_multiplier: self.dry_multiplier,
+                dry_base: self.dry_base,
+                dry_allowed_length: self.dry_allowed_length,
+                dry_penalty_last_n: self.dry_penalty_last_n,
+                dry_sequence_breakers: breakers,
                 logit_bias: self.logit_bias.clone(),
                 seed: self.seed,
             },
             max_tokens: self.max_tokens,
+            min_tokens: self.min_tokens,
             stop: self.stop.clone(),
+            stop_tokens: self.stop_token.clone(),
             ignore_eos: self.ignore_eos,
+            n: self.n,
+            logprobs: self.logprobs,
         })
     }
 }

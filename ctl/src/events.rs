@@ -2,12 +2,12 @@
 //!
 //! Invariant: each event is printed once and in order, whatever is read again after a lost connection.
 //!
-//! With `--json` each event is one line: `{"offset":3,"event":"text","text":"..","tokens":1}`, where `event` is
+//! With `--json` each event is one line: `{"offset":3,"event":"text","choice":0,"text":"..","tokens":1}`, where `event` is
 //! `queued`, `started`, `text`, `finished` or `failed` and the other members are the event's own (`docs/API.md`).
 
 use crate::{failure::Failure, output, units};
 use serde_json::{Map, Value};
-use zllm_wire::{Event, FinishReason, Usage};
+use zllm_wire::{Event, FinishReason, Usage, limits};
 
 /// Prints events and remembers what it has seen.
 pub(crate) struct Printer {
@@ -16,8 +16,10 @@ pub(crate) struct Printer {
     from: u64,
     /// Offset of the next event that was not printed yet.
     pub(crate) next_offset: u64,
-    /// All text so far.
+    /// All text of the first answer so far.
     pub(crate) text: String,
+    /// The other answers so far; they are shown when the first is.
+    others: Vec<String>,
     end: Option<End>,
 }
 
@@ -33,7 +35,7 @@ pub(crate) enum End {
 impl Printer {
     /// A printer whose first event has the offset `from`.
     pub(crate) fn new(json: bool, from: u64) -> Self {
-        Self { json, from, next_offset: from, text: String::new(), end: None }
+        Self { json, from, next_offset: from, text: String::new(), others: Vec::new(), end: None }
     }
 
     /// Prints an event; one that was printed before is dropped.
@@ -51,25 +53,40 @@ impl Printer {
         }
         match event {
             Event::Queued { .. } | Event::Started { .. } => {}
-            Event::Text { text, .. } => {
+            Event::Text { choice: 0, text, .. } => {
                 if !self.json {
                     output::print(&output::foreign(&text))?;
                 }
                 self.text.push_str(&text);
             }
-            Event::Finished { reason, usage } => self.end = Some(End::Finished(reason, usage)),
+            Event::Text { choice, text, .. } => {
+                if choice > limits::MAX_CHOICES {
+                    return Err(Failure::Failed(format!("the daemon sent text of answer {choice}")));
+                }
+                let place = choice as usize - 1;
+                if self.others.len() <= place {
+                    self.others.resize_with(place + 1, String::new);
+                }
+                self.others[place].push_str(&text);
+            }
+            Event::Finished { reason, usage, .. } => self.end = Some(End::Finished(reason, usage)),
             Event::Failed { message } => self.end = Some(End::Failed(message)),
         }
         Ok(())
     }
 
-    /// Ends the text with a line feed if it has none of its own.
+    /// Ends the text with a line feed if it has none of its own, and prints the other answers behind it, each under a line
+    /// with its number.
     pub(crate) fn end_line(&self) -> Result<(), Failure> {
-        if self.json || self.text.is_empty() || self.text.ends_with('\n') {
-            Ok(())
-        } else {
-            output::print("\n")
+        if self.json {
+            return Ok(());
         }
+        let end = |text: &str| if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
+        let mut rest = end(&self.text).to_owned();
+        for (choice, text) in (1..).zip(&self.others) {
+            rest.push_str(&format!("--- answer {choice}\n{}{}", output::foreign(text), end(text)));
+        }
+        if rest.is_empty() { Ok(()) } else { output::print(&rest) }
     }
 
     /// What a finished job took, or why there is nothing to tell.
@@ -96,7 +113,9 @@ fn json_line(offset: u64, event: &Event) -> Result<Value, Failure> {
     if let Value::Object(tagged) = serde_json::to_value(event).map_err(error)? {
         for (name, fields) in tagged {
             line.insert("event".into(), name.into());
-            if let Value::Object(fields) = fields {
+            if let Value::Object(mut fields) = fields {
+                // Empty where none were asked for.
+                fields.retain(|name, value| name != "logprobs" || *value != Value::Array(Vec::new()));
                 line.extend(fields);
             }
         }
@@ -123,9 +142,10 @@ pub(crate) fn stats_line(usage: &Usage) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zllm_wire::{ChoiceEnd, StopCause, TokenLogprob};
 
     fn text(text: &str) -> Event {
-        Event::Text { text: text.into(), tokens: 1 }
+        Event::Text { choice: 0, text: text.into(), tokens: 1, logprobs: vec![] }
     }
 
     #[test]
@@ -149,12 +169,23 @@ mod tests {
 
     #[test]
     fn lines_for_programs() {
-        let finished = Event::Finished { reason: FinishReason::Stop, usage: Usage::default() };
+        let stop = Some(StopCause::Token { token: 5 });
+        let choices = vec![ChoiceEnd { reason: FinishReason::Stop, stop }];
+        let finished = Event::Finished { reason: FinishReason::Stop, choices, usage: Usage::default() };
         let line = json_line(7, &finished).unwrap().to_string();
-        assert!(
-            line.starts_with(r#"{"offset":7,"event":"finished","reason":"stop","usage":{"prompt_tokens":0,"#),
-            "{line}"
+        let start = concat!(
+            r#"{"offset":7,"event":"finished","reason":"stop","#,
+            r#""choices":[{"reason":"stop","stop":{"token":{"token":5}}}],"usage":{"prompt_tokens":0,"#
         );
+        assert!(line.starts_with(start), "{line}");
+        let line = json_line(3, &text("a")).unwrap().to_string();
+        assert_eq!(line, r#"{"offset":3,"event":"text","choice":0,"text":"a","tokens":1}"#);
+        let logprobs =
+            vec![TokenLogprob { token: 7, bytes: b"a".to_vec(), logprob: -0.5, offset: 4, top: vec![] }];
+        let told = Event::Text { choice: 1, text: "a".into(), tokens: 1, logprobs };
+        let line = json_line(3, &told).unwrap().to_string();
+        let end = r#""logprobs":[{"token":7,"bytes":[97],"logprob":-0.5,"offset":4,"top":[]}]}"#;
+        assert!(line.ends_with(end), "{line}");
     }
 
     #[test]

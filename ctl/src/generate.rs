@@ -24,6 +24,9 @@ pub(crate) fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
     let args = args.prompt;
     let submit = without_prompt(&args)?;
     let template = template(&args)?;
+    if args.sampling.logprobs.is_some() && !context.json {
+        return Err(Failure::Usage("--logprobs is shown with --json; give both".into()));
+    }
     let text = read_prompt(&args)?;
     let interrupt = Interrupt::install()?;
     let mut connection = context.connect()?;
@@ -31,6 +34,9 @@ pub(crate) fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
     let info = models::load_on(&mut connection, &args.model).map_err(|failure| interrupt.explain(failure))?;
     needs_template(&args, &info)?;
     let Some(text) = text else {
+        if args.sampling.n.is_some_and(|n| n > 1) {
+            return Err(Failure::Usage("a chat goes on from one answer; --n needs a prompt".into()));
+        }
         drop(connection);
         let setup = chat::Setup { submit, raw: args.raw, system: args.system, template };
         return chat::chat(context, &interrupt, setup);

@@ -7,8 +7,8 @@ use crate::output;
 use crate::units::{self, Align, Table, bytes_or_dash};
 use serde_json::json;
 use zllm_wire::{
-    Answer, EvictTarget, FinishReason, JobDetail, JobId, JobInfo, JobState, Op, SessionDetail, SessionId,
-    SessionInfo, SessionState, ShowTarget,
+    Answer, ChoiceEnd, EvictTarget, FinishReason, JobDetail, JobId, JobInfo, JobState, Op, SessionDetail,
+    SessionId, SessionInfo, SessionState, ShowTarget, StopCause,
 };
 
 /// `list`.
@@ -146,7 +146,10 @@ fn job_page(job: &JobDetail) -> String {
     rows.push(("model", info.model.clone()));
     rows.extend(info.session.as_ref().map(|session| ("session", session.to_string())));
     rows.push(("state", job_state(info)));
-    rows.extend(job.finish.map(|reason| ("ended by", finish_reason(reason).into())));
+    match job.choices.as_slice() {
+        [only] => rows.extend(only.end.iter().map(|end| ("ended by", ended_by(end)))),
+        _ => rows.extend(job.finish.map(|reason| ("ended by", finish_reason(reason).into()))),
+    }
     rows.extend(job.error.clone().map(|error| ("error", error)));
     rows.push(("submitted", units::age(info.age_ms)));
     rows.push(("last use", units::age(info.idle_ms)));
@@ -165,9 +168,15 @@ fn job_page(job: &JobDetail) -> String {
         )),
     }
     let mut page = units::pairs(&rows);
-    if !job.text.is_empty() {
-        page.extend(["\n", job.text.as_str()]);
-        if !job.text.ends_with('\n') {
+    for (number, choice) in job.choices.iter().enumerate() {
+        let end = choice.end.as_ref().map(|end| format!(", ended by {}", ended_by(end))).unwrap_or_default();
+        if job.choices.len() > 1 {
+            page.push_str(&format!("\n--- answer {number}{end}\n"));
+        } else if !choice.text.is_empty() {
+            page.push('\n');
+        }
+        page.push_str(&choice.text);
+        if !choice.text.is_empty() && !choice.text.ends_with('\n') {
             page.push('\n');
         }
     }
@@ -211,9 +220,18 @@ fn session_state(state: SessionState) -> &'static str {
     }
 }
 
+fn ended_by(end: &ChoiceEnd) -> String {
+    match &end.stop {
+        Some(StopCause::EndOfText { token }) => format!("end of text, token {token}"),
+        Some(StopCause::Token { token }) => format!("stop token {token}"),
+        Some(StopCause::Text { text }) => format!("stop string {text:?}"),
+        None => finish_reason(end.reason).into(),
+    }
+}
+
 fn finish_reason(reason: FinishReason) -> &'static str {
     match reason {
-        FinishReason::Stop => "end of text or stop string",
+        FinishReason::Stop => "end of text or a stop",
         FinishReason::Length => "limit of tokens",
         FinishReason::Cancelled => "a client",
     }

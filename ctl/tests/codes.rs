@@ -40,7 +40,10 @@ fn a_job_that_does_not_end_well_is_2() {
     let usage = Usage::default();
     for (event, message) in [
         (Some(Event::Failed { message: "out of blocks".into() }), "out of blocks"),
-        (Some(Event::Finished { reason: FinishReason::Cancelled, usage }), "the job was cancelled"),
+        (
+            Some(Event::Finished { reason: FinishReason::Cancelled, choices: vec![], usage }),
+            "the job was cancelled",
+        ),
         (None, "connection to the daemon lost: the daemon closed it"),
     ] {
         let ran = ends(event);

@@ -64,7 +64,7 @@ fn one_job_and_one_session() {
     let detail = JobDetail {
         info: JobInfo { state: JobState::Failed, ..job_info() },
         params: GenerationParams::default(),
-        text: "so far".into(),
+        choices: vec![ChoiceDetail { text: "so far".into(), end: None }],
         events: 4,
         finish: None,
         usage: None,

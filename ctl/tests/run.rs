@@ -50,19 +50,36 @@ fn run_streams_an_answer() {
             let params = GenerationParams {
                 sampling: SamplingParams {
                     temperature: Some(0.5),
+                    dynatemp_range: Some(0.25),
+                    dynatemp_exponent: Some(2.0),
                     top_k: Some(40),
                     top_p: Some(0.75),
                     min_p: Some(0.25),
+                    typical_p: Some(0.75),
+                    xtc_probability: Some(0.5),
+                    xtc_threshold: Some(0.125),
+                    mirostat: Some(2),
+                    mirostat_tau: Some(4.0),
+                    mirostat_eta: Some(0.25),
                     repeat_penalty: Some(1.25),
                     frequency_penalty: Some(-0.5),
                     presence_penalty: Some(0.5),
-                    penalty_window_tokens: Some(32),
+                    repeat_last_n: Some(32),
+                    dry_multiplier: Some(0.75),
+                    dry_base: Some(1.5),
+                    dry_allowed_length: Some(3),
+                    dry_penalty_last_n: Some(99),
+                    dry_sequence_breakers: Some(vec!["x".into(), "-".into()]),
                     logit_bias: vec![LogitBias { token: 5, bias: -1.5 }, LogitBias { token: 6, bias: 2.0 }],
                     seed: Some(7),
                 },
                 max_tokens: Some(99),
+                min_tokens: Some(9),
                 stop: vec!["a".into(), "b".into()],
+                stop_tokens: vec![2, 3],
                 ignore_eos: true,
+                n: Some(2),
+                logprobs: None,
             };
             let session = Some(SessionId::new("s").unwrap());
             let wanted = Submit {
@@ -78,8 +95,12 @@ fn run_streams_an_answer() {
         })
     });
     let options = "--temperature 0.5 --top-k 40 --top-p 0.75 --min-p 0.25 --seed 7 --max-tokens 99 --stop a --stop b \
-                   --repeat-penalty 1.25 --frequency-penalty -0.5 --presence-penalty 0.5 --penalty-window 32 \
-                   --logit-bias 5:-1.5 --logit-bias 6:2 --ignore-eos";
+                   --repeat-penalty 1.25 --frequency-penalty -0.5 --presence-penalty 0.5 --repeat-last-n 32 \
+                   --logit-bias 5:-1.5 --logit-bias 6:2 --ignore-eos --dynatemp-range 0.25 --dynatemp-exponent 2 \
+                   --typical-p 0.75 --xtc-probability 0.5 --xtc-threshold 0.125 --mirostat 2 --mirostat-tau 4 \
+                   --mirostat-eta 0.25 --dry-multiplier 0.75 --dry-base 1.5 --dry-allowed-length 3 \
+                   --dry-penalty-last-n 99 --dry-sequence-breaker x --dry-sequence-breaker - --min-tokens 9 \
+                   --stop-token 2 --stop-token 3 -n 2";
     let mut args = vec!["run", "m", "hi", "--session", "s", "--system", "be \"short\""];
     args.extend(options.split(' '));
     let ran = daemon.run(&args);
@@ -93,11 +114,41 @@ fn run_prints_events_as_json() {
     assert_eq!(ran.code, Some(0));
     assert_eq!(lines[0], r#"{"offset":0,"event":"queued","position":1}"#);
     assert_eq!(lines[1], r#"{"offset":1,"event":"started","cached_tokens":16,"prompt_tokens":23}"#);
-    assert_eq!(lines[3], r#"{"offset":3,"event":"text","text":"wörld","tokens":1}"#);
+    assert_eq!(lines[3], r#"{"offset":3,"event":"text","choice":0,"text":"wörld","tokens":1}"#);
     let last: serde_json::Value = serde_json::from_str(lines[4]).unwrap();
     assert_eq!((&last["event"], &last["reason"]), (&"finished".into(), &"stop".into()));
     assert_eq!(last["usage"]["generated_tokens"], 46);
     assert_eq!(lines.len(), 5);
+}
+
+#[test]
+fn other_answers_follow_the_first() {
+    let daemon = Daemon::once(|mut peer| {
+        peer.welcome();
+        let (id, submit) = peer.load_then_submission(true);
+        assert_eq!(submit.params.n, Some(3));
+        peer.reply(id, Answer::Accepted { job: job() });
+        let part =
+            |choice, text: &str| Event::Text { choice, text: text.into(), tokens: 1, logprobs: vec![] };
+        peer.events(id, 0, [part(0, "a"), part(2, "x"), part(0, "b"), part(2, "y\n"), finished()]);
+        peer.reply(id, Answer::Done);
+    });
+    let ran = daemon.run(&["run", "m", "hi", "--n", "3"]);
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), "ab\n--- answer 1\n--- answer 2\nxy\n"));
+}
+
+#[test]
+fn log_probabilities_need_json() {
+    let home = tempfile::tempdir().unwrap();
+    let output = zllmctl(home.path(), &["run", "m", "hi", "--logprobs", "2"]).output().unwrap();
+    let ran = Ran::new(output);
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(64), ""));
+    assert!(ran.stderr.contains("--logprobs is shown with --json"), "{}", ran.stderr);
+
+    let daemon = Daemon::once(|peer| {
+        answers_hello(peer, true, |submit| assert_eq!(submit.params.logprobs, Some(2)));
+    });
+    assert_eq!(daemon.run(&["run", "m", "hi", "--logprobs", "2", "--json"]).code, Some(0));
 }
 
 #[test]

@@ -38,6 +38,8 @@ pub(crate) const MAX_ENDED_LOG_BYTES: usize = 64 << 20;
 pub(crate) const MAX_SESSIONS: usize = 4096;
 /// Events a reader takes from a log at once.
 pub(crate) const READ_BATCH_EVENTS: usize = 64;
+/// Log probabilities that one job may report, alternatives included: about 32 MiB of its log.
+pub(crate) const MAX_LOGPROBS_PER_JOB: u64 = 512 << 10;
 /// Longest label of a job, in bytes.
 pub(crate) const MAX_LABEL_BYTES: usize = 256;
 /// Longest name of a client in its hello, in bytes, as it is logged.

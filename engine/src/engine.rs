@@ -15,9 +15,9 @@ use std::{
 use zllm_kernels::backend::KV_BLOCK_TOKENS;
 
 use crate::{
-    generation::{Generation, NoLogits},
+    generation::{Generation, NoLogits, TokenReport},
     loaded::{LoadError, LoadOptions, LoadedModel},
-    request::{FinishReason, GenerationParams, Prompt, RequestError},
+    request::{FinishReason, GenerationParams, Prompt, RequestError, StopCause},
     runtime::{LoadProgress, StepError, StepRow, Want},
     text_model::TextModel,
 };
@@ -46,7 +46,7 @@ impl CancelHandle {
 }
 
 /// What a finished generation took.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Summary {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
@@ -58,6 +58,10 @@ pub struct Summary {
     pub text: String,
     /// Why it ended.
     pub finish: FinishReason,
+    /// What stopped it, if something did.
+    pub stop: Option<StopCause>,
+    /// A report on each token, if log probabilities were asked for.
+    pub reports: Vec<TokenReport>,
 }
 
 impl Summary {
@@ -181,6 +185,8 @@ impl Engine {
             tokens: Vec::new(),
             text: String::new(),
             finish: FinishReason::Cancelled,
+            stop: None,
+            reports: Vec::new(),
         };
         let (mut next, mut fed) = (tokens, cached_tokens);
         summary.finish = loop {
@@ -195,6 +201,8 @@ impl Engine {
 
             let accepted = generation.accept(logits)?;
             summary.tokens.push(accepted.token);
+            summary.reports.extend(accepted.report);
+            summary.stop = accepted.stop;
             if summary.show(&accepted.text, &mut on_text).is_break() {
                 summary.finish = accepted.finish.unwrap_or(FinishReason::Cancelled);
                 return Ok(summary);

@@ -7,8 +7,10 @@ use std::sync::Arc;
 
 use crate::{
     detokenizer::Detokenizer,
-    request::{FinishReason, GenerationParams, RequestError},
-    sampling::Sampler,
+    request::{
+        FinishReason, GenerationParams, MAX_LOG_PROBABILITIES, MAX_STOP_TOKENS, RequestError, StopCause,
+    },
+    sampling::{DryBreakers, Sampler, known_token, log_probabilities_beside},
     stop::StopStrings,
     text_model::TextModel,
 };
@@ -19,17 +21,27 @@ pub struct Generation {
     sampler: Sampler,
     detokenizer: Detokenizer,
     stop: StopStrings,
+    stop_tokens: Vec<u32>,
+    /// Tokens that may not be drawn before the answer may end.
+    endings: Vec<u32>,
     /// Position of the next token.
     position: usize,
     /// Tokens that may still be drawn.
     left: usize,
+    /// Tokens that must still be drawn before the answer may end.
+    must: usize,
     ignore_eos: bool,
+    logprobs: Option<usize>,
+    /// The row as the model gave it, while log probabilities are wanted.
+    untouched: Vec<f32>,
+    /// Bytes of text that the detokenizer has given.
+    text_bytes: usize,
     /// Reused for each token's text.
     piece: String,
 }
 
 /// What one token brought.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Accepted {
     /// The token.
     pub token: u32,
@@ -37,6 +49,37 @@ pub struct Accepted {
     pub text: String,
     /// Set when the answer is complete; the token is then not to be fed.
     pub finish: Option<FinishReason>,
+    /// What stopped the answer, when that is why it is complete.
+    pub stop: Option<StopCause>,
+    /// What the model thought of the token, if that was asked for.
+    pub report: Option<TokenReport>,
+}
+
+/// A drawn token as the model saw it. Log probabilities are natural, of the model's own distribution: before penalties,
+/// biases, temperature and filters.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenReport {
+    /// The token.
+    pub token: u32,
+    /// What it adds to the text: perhaps a part of a character; nothing for a control token.
+    pub bytes: Vec<u8>,
+    /// Its log probability.
+    pub log_probability: f32,
+    /// Where its bytes begin in the answer's text. For a token that a stop cuts off, at or after the text's end.
+    pub offset: usize,
+    /// The most likely tokens at its place, most likely first.
+    pub alternatives: Vec<Alternative>,
+}
+
+/// A token that could have been drawn.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Alternative {
+    /// The token.
+    pub token: u32,
+    /// What it would add to the text.
+    pub bytes: Vec<u8>,
+    /// Its log probability.
+    pub log_probability: f32,
 }
 
 /// The model gave no logit to draw from: all are NaN or minus infinity.
@@ -61,13 +104,38 @@ impl Generation {
     ) -> Result<Self, RequestError> {
         params.validate(text_model.vocab_size())?;
         let room = text_model.context_length().saturating_sub(prompt_tokens.len());
+        let left = params.max_tokens.map_or(room, |most| room.min(most as usize));
+        let must = params.min_tokens as usize;
+        if must > left {
+            return Err(bad(
+                "min_tokens",
+                must,
+                format!("it must be at most the tokens there is room for, {left}"),
+            ));
+        }
+        if let (false, Err(error)) = (params.stop.is_empty(), text_model.tokenizer()) {
+            return Err(bad("stop", "a list of texts", format!("it must be empty here: {error}")));
+        }
+        let breakers = dry_breakers(&text_model, params)?;
+        let mut endings = params.stop_tokens.clone();
+        if let Ok(tokenizer) = text_model.tokenizer()
+            && !params.ignore_eos
+        {
+            endings.extend_from_slice(tokenizer.ends_of_generation());
+        }
         Ok(Self {
-            sampler: Sampler::new(params.sampling.clone(), prompt_tokens),
+            sampler: Sampler::with_breakers(params.sampling.clone(), breakers, prompt_tokens),
             detokenizer: Detokenizer::new(),
             stop: StopStrings::new(params.stop.clone())?,
+            stop_tokens: params.stop_tokens.clone(),
+            endings,
             position: prompt_tokens.len(),
-            left: params.max_tokens.map_or(room, |most| room.min(most as usize)),
+            left,
+            must,
             ignore_eos: params.ignore_eos,
+            logprobs: params.logprobs.map(|count| count as usize),
+            untouched: Vec::new(),
+            text_bytes: 0,
             piece: String::new(),
             text_model,
         })
@@ -79,38 +147,42 @@ impl Generation {
     /// Logits that hold no number; the answer cannot go on.
     pub fn accept(&mut self, logits: &mut [f32]) -> Result<Accepted, NoLogits> {
         debug_assert!(self.left > 0, "an answer that is complete draws no more");
-        let token = self.sampler.sample(logits, self.position as u64);
+        if self.logprobs.is_some() {
+            self.untouched.clear();
+            self.untouched.extend_from_slice(logits);
+        }
+        let may_end = self.must == 0;
+        let forbidden = if may_end { &[][..] } else { &self.endings };
+        let token = self.sampler.sample_except(logits, self.position as u64, forbidden);
         if self.sampler.was_degenerate() {
             return Err(NoLogits { position: self.position });
         }
+        let report = self.report(token);
         self.position += 1;
         self.left = self.left.saturating_sub(1);
+        self.must = self.must.saturating_sub(1);
         let mut text = String::new();
-        // A model without a tokenizer answers in tokens alone.
-        let Ok(tokenizer) = self.text_model.tokenizer() else {
-            let finish = (self.left == 0).then_some(FinishReason::Length);
-            return Ok(Accepted { token, text, finish });
-        };
-        let ended = !self.ignore_eos && tokenizer.is_end_of_generation(token);
-        if !ended {
-            self.piece.clear();
-            // Rows that pad the embedding past the vocabulary have no text.
-            if (token as usize) < tokenizer.vocab_size() {
-                self.detokenizer.push(tokenizer, token, &mut self.piece);
-            }
-            if self.stop.push(&self.piece, &mut text) {
-                return Ok(Accepted { token, text, finish: Some(FinishReason::Stop) });
-            }
+        let mut stop = self.ended_by(token);
+        if stop.is_none() {
+            self.detokenize(token);
+            stop = self.show(may_end, &mut text);
         }
-        let finish = match (ended, self.left) {
-            (true, _) => Some(FinishReason::Stop),
-            (false, 0) => Some(FinishReason::Length),
-            (false, _) => None,
-        };
-        if finish.is_some() && self.flush(&mut text) {
-            return Ok(Accepted { token, text, finish: Some(FinishReason::Stop) });
+        let is_complete = stop.is_some() || self.left == 0;
+        if is_complete && self.stop.matched().is_none() {
+            // What is let go of may hold the stop string that text to come could have made longer.
+            stop = self.flush(may_end, &mut text).or(stop);
         }
-        Ok(Accepted { token, text, finish })
+        let finish = match (stop, is_complete) {
+            (Some(_), _) => Some(FinishReason::Stop),
+            (None, true) => Some(FinishReason::Length),
+            (None, false) => None,
+        };
+        Ok(Accepted { token, text, finish, stop, report })
+    }
+
+    /// The stop strings that it watches for.
+    pub fn stop_strings(&self) -> &[String] {
+        self.stop.stops()
     }
 
     /// The text that is held back just now, in whole characters: whoever may end the answer from outside at any time
@@ -122,16 +194,96 @@ impl Generation {
     /// The text that was held back, for an answer that ends from outside (cancelled).
     pub fn finish(&mut self) -> String {
         let mut text = String::new();
-        self.flush(&mut text);
+        self.flush(true, &mut text);
         text
     }
 
-    /// Lets go of what was held back; whether a stop string was complete in it.
-    fn flush(&mut self, text: &mut String) -> bool {
+    /// Whether the token itself ends the answer.
+    fn ended_by(&self, token: u32) -> Option<StopCause> {
+        if self.stop_tokens.contains(&token) {
+            return Some(StopCause::Token { token });
+        }
+        let tokenizer = self.text_model.tokenizer().ok()?;
+        let ends = !self.ignore_eos && tokenizer.is_end_of_generation(token);
+        ends.then_some(StopCause::EndOfText { token })
+    }
+
+    /// Puts the token's text into `piece`.
+    fn detokenize(&mut self, token: u32) {
+        self.piece.clear();
+        // A model without a tokenizer answers in tokens alone, and rows that pad the embedding past the vocabulary have no
+        // text.
+        if let Ok(tokenizer) = self.text_model.tokenizer()
+            && (token as usize) < tokenizer.vocab_size()
+        {
+            self.detokenizer.push(tokenizer, token, &mut self.piece);
+        }
+        self.text_bytes += self.piece.len();
+    }
+
+    /// Appends `piece` to `text` as far as it is safe, or all of it while the answer may not end.
+    fn show(&mut self, may_end: bool, text: &mut String) -> Option<StopCause> {
+        if !may_end {
+            text.push_str(&self.piece);
+        } else if self.stop.push(&self.piece, text) {
+            return self.stopped();
+        }
+        None
+    }
+
+    /// Lets go of what was held back; the stop string that was complete in it.
+    fn flush(&mut self, may_end: bool, text: &mut String) -> Option<StopCause> {
         self.piece.clear();
         self.detokenizer.finish(&mut self.piece);
-        self.stop.push(&self.piece, text) || self.stop.finish(text)
+        let stopped = self.show(may_end, text);
+        if self.stop.finish(text) { self.stopped() } else { stopped }
     }
+
+    fn stopped(&self) -> Option<StopCause> {
+        self.stop.matched().map(|index| StopCause::Text { index })
+    }
+
+    /// The report on `token`, which was drawn from `untouched`.
+    fn report(&self, token: u32) -> Option<TokenReport> {
+        let found = log_probabilities_beside(&self.untouched, token, self.logprobs?)?;
+        let alternative = |(token, log_probability)| Alternative {
+            token,
+            bytes: self.bytes_of(token).to_vec(),
+            log_probability,
+        };
+        Some(TokenReport {
+            token,
+            bytes: self.bytes_of(token).to_vec(),
+            log_probability: found.drawn,
+            offset: self.text_bytes + self.detokenizer.held_bytes(),
+            alternatives: found.top.into_iter().map(alternative).collect(),
+        })
+    }
+
+    fn bytes_of(&self, token: u32) -> &[u8] {
+        match self.text_model.tokenizer() {
+            Ok(tokenizer) if (token as usize) < tokenizer.vocab_size() && !tokenizer.is_control(token) => {
+                tokenizer.token_bytes(token)
+            }
+            _ => &[],
+        }
+    }
+}
+
+/// DRY's sequence breakers in the model's tokens; looks for them only when DRY is on.
+fn dry_breakers(text_model: &TextModel, params: &GenerationParams) -> Result<DryBreakers, RequestError> {
+    let breakers = &params.sampling.dry_sequence_breakers;
+    if params.sampling.dry_multiplier == 0.0 || breakers.is_empty() {
+        return Ok(DryBreakers::default());
+    }
+    let tokenizer = text_model.tokenizer().map_err(|error| {
+        bad("dry_sequence_breakers", "a list of texts", format!("it must be empty here: {error}"))
+    })?;
+    Ok(DryBreakers::new(breakers, tokenizer))
+}
+
+fn bad(field: &str, found: impl ToString, expected: String) -> RequestError {
+    RequestError::BadParameter { field: field.into(), found: found.to_string(), expected }
 }
 
 impl GenerationParams {
@@ -142,12 +294,21 @@ impl GenerationParams {
     pub fn validate(&self, vocab_size: usize) -> Result<(), RequestError> {
         self.sampling.validate(vocab_size)?;
         StopStrings::new(self.stop.clone())?;
+        if self.stop_tokens.len() > MAX_STOP_TOKENS {
+            let found = format!("a list of {}", self.stop_tokens.len());
+            return Err(bad("stop_tokens", found, format!("at most {MAX_STOP_TOKENS} tokens are allowed")));
+        }
+        for &token in &self.stop_tokens {
+            known_token("stop_tokens", token, vocab_size)?;
+        }
+        if let Some(count) = self.logprobs.filter(|&count| count as usize > MAX_LOG_PROBABILITIES) {
+            return Err(bad("logprobs", count, format!("it must be from 0 to {MAX_LOG_PROBABILITIES}")));
+        }
         match self.max_tokens {
-            Some(0) => Err(RequestError::BadParameter {
-                field: "max_tokens".into(),
-                found: "0".into(),
-                expected: "it must be at least 1".into(),
-            }),
+            Some(0) => Err(bad("max_tokens", 0, "it must be at least 1".into())),
+            Some(most) if self.min_tokens > most => {
+                Err(bad("min_tokens", self.min_tokens, format!("it must be at most max_tokens, {most}")))
+            }
             _ => Ok(()),
         }
     }

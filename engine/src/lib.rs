@@ -22,11 +22,14 @@ mod text_model;
 pub mod tokenizer;
 
 pub use engine::{CancelHandle, Engine, GenerateError, KvFigures, Summary};
-pub use generation::{Accepted, Generation, NoLogits};
+pub use generation::{Accepted, Alternative, Generation, NoLogits, TokenReport};
 pub use loaded::{LoadError, LoadOptions, LoadedModel};
 pub use message::Message;
 pub use oracle::Oracle;
-pub use request::{Chat, FinishReason, GenerationParams, Prompt, RequestError};
+pub use request::{
+    Chat, FinishReason, GenerationParams, MAX_LOG_PROBABILITIES, MAX_STOP_TOKENS, Prompt, RequestError,
+    StopCause,
+};
 pub use runtime::{LoadProgress, Logits, Runtime, RuntimeError, RuntimeLimits, StepError, StepRow, Want};
 pub use template::TemplateChoice;
 pub use text_model::TextModel;

@@ -46,30 +46,64 @@ impl Chat {
     }
 }
 
-/// How to go on.
+/// Most stop tokens of a request; each drawn token is compared with all of them.
+pub const MAX_STOP_TOKENS: usize = 64;
+/// Most alternatives that are reported beside a token.
+pub const MAX_LOG_PROBABILITIES: usize = 20;
+
+/// How to go on. Unknown fields are refused.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct GenerationParams {
     /// The sampler chain.
     pub sampling: SamplingParams,
     /// An upper bound; the context bounds it too.
     pub max_tokens: Option<u32>,
+    /// At most `max_tokens`. No end token or stop token is drawn before there are so many tokens, and the text of these is
+    /// not searched for stop strings.
+    pub min_tokens: u32,
     /// Texts that end the answer; nothing of them is sent.
     pub stop: Vec<String>,
+    /// Tokens that end the answer; nothing of them is sent. At most [`MAX_STOP_TOKENS`].
+    pub stop_tokens: Vec<u32>,
     /// Goes on over end-of-text tokens.
     pub ignore_eos: bool,
+    /// Reports each token's log probability, and those of this many (0 to [`MAX_LOG_PROBABILITIES`]) of the most likely
+    /// tokens beside it.
+    pub logprobs: Option<u32>,
 }
 
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
-    /// An end-of-text token or a stop string.
+    /// An end-of-text token, a stop token or a stop string.
     Stop,
     /// `max_tokens` or the context.
     Length,
     /// The caller did not want more.
     Cancelled,
+}
+
+/// What stopped an answer that ended with [`FinishReason::Stop`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StopCause {
+    /// One of the model's own end tokens.
+    EndOfText {
+        /// Its id.
+        token: u32,
+    },
+    /// One of the request's stop tokens.
+    Token {
+        /// Its id.
+        token: u32,
+    },
+    /// One of the request's stop strings.
+    Text {
+        /// Its place in the list, from 0.
+        index: usize,
+    },
 }
 
 /// Why a request cannot be served; each is the request's fault and names what and where.

@@ -1,140 +1,78 @@
 //! From a row of logits to the next token.
 //!
-//! The order is fixed: repeat, frequency and presence penalties; logit bias; temperature; top-k; top-p; min-p; draw.
-//! A temperature below [`GREEDY_BELOW`] takes the most likely token after penalties and bias (ties: the lowest id).
+//! The order is fixed, and each step works on what the ones before it left:
 //!
-//! Invariants: the result depends on the parameters, the logits, the tokens so far and the position alone, bit for
-//! bit on every machine (f32 operations in a fixed order, integer sums, no library `exp`, no hash order). A draw at a
-//! position needs no draw before it, so a sequence resumed from its tokens goes on as if it had never stopped.
-//! A NaN logit is never chosen. Nothing is allocated per token once the buffers have grown.
+//! 1. repeat, frequency and presence penalties, over a window of tokens (`penalties.rs`);
+//! 2. DRY, over a window of its own (`dry.rs`);
+//! 3. logit bias, and then the tokens that are forbidden at this place (end tokens before `min_tokens`);
+//! 4. temperature, dynamic if asked for (`temperature.rs`);
+//! 5. top-k, 6. top-p, 7. min-p (`distribution.rs`);
+//! 8. typical (`typical.rs`), 9. XTC (`xtc.rs`), 10. mirostat 2 (`mirostat.rs`);
+//! 11. the draw.
+//!
+//! Why this order: penalties read the model's own logits (a repeat penalty depends on a logit's sign, which biases would
+//! change); biases come after them so that what the caller says of a token is the last word on it, and a ban is final.
+//! Temperature comes before all that measures probabilities, so that a share of 0.9 is nine in ten of what would be
+//! drawn; Hugging Face's generation and OpenAI's API mean the same. Filters go from the plain to those that read the
+//! shape of what is left; XTC is behind them, because it takes the top away and must not hand the draw to a tail that a
+//! filter would have cut. llama.cpp's default order is penalties, DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC,
+//! temperature: there the filters see the distribution at temperature 1.
+//!
+//! A temperature below [`GREEDY_BELOW`] takes the most likely token after step 3 (ties: the lowest id).
+//!
+//! Invariants: the result depends on the parameters, the logits, the tokens so far, the position and, for mirostat, the
+//! [`SamplerState`] alone, bit for bit on every machine (f32 and f64 operations in a fixed order, integer sums, no library
+//! `exp` or `ln`, no hash order). A draw at a position needs no draw before it, so a sequence resumed from its tokens (and
+//! its state) goes on as if it had never stopped. A NaN logit is never chosen. Nothing is allocated per token once the
+//! buffers have grown.
 
+mod candidates;
 mod distribution;
+mod dry;
 mod log_probabilities;
+mod math;
+mod mirostat;
+mod params;
+#[cfg(test)]
+mod peer_tests;
 mod penalties;
 mod random;
+mod temperature;
 #[cfg(test)]
 mod tests;
+mod typical;
+mod xtc;
 
-pub use log_probabilities::log_probabilities;
+pub use dry::DryBreakers;
+pub(crate) use log_probabilities::log_probabilities_beside;
+pub use log_probabilities::{TokenLogProbabilities, log_probabilities};
+pub(crate) use params::known_token;
+pub use params::{
+    GREEDY_BELOW, MAX_DRY_BREAKER_BYTES, MAX_DRY_BREAKERS, MAX_LOGIT_BIASES, SamplingError, SamplingParams,
+};
 pub use random::random_u64;
 
+use candidates::Candidate;
 use distribution::{Distribution, Filters};
+use dry::Dry;
 use penalties::Penalties;
+use random::{Stream, random_stream_u64};
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
+use typical::Distance;
 
-/// Temperatures below this are greedy: dividing by them would leave f32's range.
-pub const GREEDY_BELOW: f32 = 1e-5;
-/// Most logit biases one request may carry; each costs work on every token.
-pub const MAX_LOGIT_BIASES: usize = 4096;
-
-/// How tokens are drawn. Missing fields deserialise to [`SamplingParams::default`]'s.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct SamplingParams {
-    /// 0 to 100. Logits are divided by it; 0 is greedy.
-    pub temperature: f32,
-    /// Keep the `top_k` most likely tokens; 0 keeps all.
-    pub top_k: u32,
-    /// 0 to 1. Keep the fewest most likely tokens whose share of what top-k kept reaches it; 1 keeps all, 0 keeps one.
-    pub top_p: f32,
-    /// 0 to 1. Keep tokens at least `min_p` times as likely as the most likely one.
-    pub min_p: f32,
-    /// 0.01 to 100. Positive logits of tokens in the window are divided by it, negative ones multiplied; 1 is off.
-    pub repeat_penalty: f32,
-    /// How many tokens back (prompt included) all three penalties look; 0 turns them off.
-    pub repeat_last_n: u32,
-    /// -2 to 2. Subtracted from a logit once for each occurrence in the window.
-    pub frequency_penalty: f32,
-    /// -2 to 2. Subtracted from a logit if its token occurs in the window.
-    pub presence_penalty: f32,
-    /// Token id and what to add to its logit, -1000 to 1000; an id given twice gets both.
-    pub logit_bias: Vec<(u32, f32)>,
-    /// With the position, all the randomness there is.
-    pub seed: u64,
+/// What a sampler knows that parameters and tokens do not tell. Whoever wants to resume a sequence later keeps it beside
+/// the tokens; without mirostat it never changes.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SamplerState {
+    /// Mirostat's bound on a token's surprise, in bits. It follows the probabilities of all draws so far.
+    pub mirostat_mu: f32,
 }
 
-impl Default for SamplingParams {
-    fn default() -> Self {
-        Self {
-            temperature: 0.8,
-            top_k: 40,
-            top_p: 0.95,
-            min_p: 0.05,
-            repeat_penalty: 1.0,
-            repeat_last_n: 64,
-            frequency_penalty: 0.0,
-            presence_penalty: 0.0,
-            logit_bias: Vec::new(),
-            seed: 0,
-        }
-    }
-}
-
-/// Why sampling parameters are refused.
-#[derive(Debug, Clone, PartialEq, Error)]
-pub enum SamplingError {
-    /// A number is NaN or outside its bounds.
-    #[error("{field} is {value}, must be from {min} to {max}")]
-    OutOfRange {
-        /// The parameter's name.
-        field: &'static str,
-        /// What was given.
-        value: f32,
-        /// The smallest allowed value.
-        min: f32,
-        /// The largest allowed value.
-        max: f32,
-    },
-    /// A bias names a token that the model does not have.
-    #[error("logit_bias names token {id}, must be from 0 to {} (the vocabulary has {vocab_size} tokens)", vocab_size - 1)]
-    UnknownToken {
-        /// The id given.
-        id: u32,
-        /// Tokens in the model's vocabulary.
-        vocab_size: usize,
-    },
-    /// Too many biases.
-    #[error("logit_bias has {count} entries, must be at most {MAX_LOGIT_BIASES}")]
-    TooManyBiases {
-        /// Entries given.
-        count: usize,
-    },
-}
-
-impl SamplingParams {
-    /// Greedy decoding without penalties.
-    pub fn greedy() -> Self {
-        Self { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, ..Self::default() }
-    }
-
-    /// Checks every field against its documented bounds, for a model of `vocab_size` tokens.
-    pub fn validate(&self, vocab_size: usize) -> Result<(), SamplingError> {
-        in_range("temperature", self.temperature, 0.0, 100.0)?;
-        in_range("top_p", self.top_p, 0.0, 1.0)?;
-        in_range("min_p", self.min_p, 0.0, 1.0)?;
-        in_range("repeat_penalty", self.repeat_penalty, 0.01, 100.0)?;
-        in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)?;
-        in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)?;
-        if self.logit_bias.len() > MAX_LOGIT_BIASES {
-            return Err(SamplingError::TooManyBiases { count: self.logit_bias.len() });
-        }
-        for &(id, bias) in &self.logit_bias {
-            if id as usize >= vocab_size {
-                return Err(SamplingError::UnknownToken { id, vocab_size });
-            }
-            in_range("logit_bias", bias, -1000.0, 1000.0)?;
-        }
-        Ok(())
-    }
-}
-
-fn in_range(field: &'static str, value: f32, min: f32, max: f32) -> Result<(), SamplingError> {
-    // NaN is in no range.
-    if (min..=max).contains(&value) {
-        Ok(())
-    } else {
-        Err(SamplingError::OutOfRange { field, value, min, max })
+impl SamplerState {
+    /// The state before the first draw.
+    pub fn new(params: &SamplingParams) -> Self {
+        Self { mirostat_mu: 2.0 * params.mirostat_tau }
     }
 }
 
@@ -143,47 +81,123 @@ fn in_range(field: &'static str, value: f32, min: f32, max: f32) -> Result<(), S
 pub struct Sampler {
     params: SamplingParams,
     penalties: Penalties,
+    dry: Option<Dry>,
+    state: SamplerState,
     distribution: Distribution,
+    candidates: Vec<Candidate>,
+    distances: Vec<Distance>,
     was_degenerate: bool,
 }
 
 impl Sampler {
-    /// A sampler for a sequence that so far holds `prompt_tokens` (when resuming: all its tokens).
+    /// A sampler for a sequence that so far holds `prompt_tokens` (when resuming: all its tokens). Without
+    /// [`Sampler::with_breakers`] DRY knows no sequence breakers.
     ///
     /// `params` must have passed [`SamplingParams::validate`].
     pub fn new(params: SamplingParams, prompt_tokens: &[u32]) -> Self {
-        let penalties = Penalties::new(&params, prompt_tokens);
-        Self { params, penalties, distribution: Distribution::default(), was_degenerate: false }
+        Self::with_breakers(params, DryBreakers::default(), prompt_tokens)
+    }
+
+    /// The same with DRY's sequence breakers, found in the model's vocabulary.
+    pub fn with_breakers(params: SamplingParams, breakers: DryBreakers, prompt_tokens: &[u32]) -> Self {
+        Self {
+            penalties: Penalties::new(&params, prompt_tokens),
+            dry: Dry::new(&params, breakers, prompt_tokens),
+            state: SamplerState::new(&params),
+            distribution: Distribution::default(),
+            candidates: Vec::new(),
+            distances: Vec::new(),
+            was_degenerate: false,
+            params,
+        }
+    }
+
+    /// Goes on from the state of an earlier sampler of the same sequence.
+    pub fn resume_from(mut self, state: SamplerState) -> Self {
+        self.state = state;
+        self
+    }
+
+    /// The state after the last draw.
+    pub fn state(&self) -> SamplerState {
+        self.state
     }
 
     /// Draws the token that will stand at index `position` of the sequence, and remembers it for the penalties.
     ///
     /// `logits` holds one value per token id and is used as scratch. Panics if it is empty.
     pub fn sample(&mut self, logits: &mut [f32], position: u64) -> u32 {
+        self.sample_except(logits, position, &[])
+    }
+
+    /// As [`Sampler::sample`], but none of the `forbidden` tokens, whatever their bias.
+    pub fn sample_except(&mut self, logits: &mut [f32], position: u64, forbidden: &[u32]) -> u32 {
         assert!(!logits.is_empty(), "a row of logits holds at least one token");
         self.penalties.apply(logits);
+        if let Some(dry) = &mut self.dry {
+            dry.apply(logits);
+        }
         for &(id, bias) in &self.params.logit_bias {
             if let Some(logit) = logits.get_mut(id as usize) {
                 *logit += bias;
             }
         }
+        for &id in forbidden {
+            if let Some(logit) = logits.get_mut(id as usize) {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
         let max = distribution::maximum(logits);
         self.was_degenerate = max == f32::NEG_INFINITY;
-        let token = if self.was_degenerate {
-            0
-        } else if self.params.temperature < GREEDY_BELOW || self.params.top_k == 1 {
-            distribution::first_at(logits, max)
-        } else {
-            let filters = Filters {
-                temperature: self.params.temperature,
-                top_k: self.params.top_k as usize,
-                top_p: self.params.top_p,
-                min_p: self.params.min_p,
-            };
-            self.distribution.draw(logits, &filters, random_u64(self.params.seed, position))
-        };
+        let token = if self.was_degenerate { 0 } else { self.choose(logits, max, position) };
         self.penalties.push(token);
+        if let Some(dry) = &mut self.dry {
+            dry.push(token);
+        }
         token
+    }
+
+    /// Steps 4 to 11, for a row whose largest logit is `max`.
+    fn choose(&mut self, logits: &mut [f32], max: f32, position: u64) -> u32 {
+        let params = &self.params;
+        let temperature = if params.dynatemp_range == 0.0 {
+            params.temperature
+        } else {
+            temperature::dynamic(logits, params.temperature, params.dynatemp_range, params.dynatemp_exponent)
+        };
+        if temperature < GREEDY_BELOW || params.top_k == 1 {
+            self.follow(0.0);
+            return distribution::first_at(logits, max);
+        }
+        let filters =
+            Filters { temperature, top_k: params.top_k as usize, top_p: params.top_p, min_p: params.min_p };
+        let random = random_u64(params.seed, position);
+        if params.typical_p == 1.0 && params.xtc_probability == 0.0 && params.mirostat == 0 {
+            return self.distribution.draw(logits, &filters, random);
+        }
+        self.distribution.keep(logits, &filters, &mut self.candidates);
+        if params.typical_p < 1.0 {
+            typical::keep(&mut self.candidates, params.typical_p, &mut self.distances);
+        }
+        if xtc::is_due(params.xtc_probability, random_stream_u64(params.seed, position, Stream::Xtc)) {
+            xtc::leave_out(&mut self.candidates, params.xtc_threshold);
+        }
+        if params.mirostat != 0 {
+            mirostat::keep(&mut self.candidates, self.state.mirostat_mu);
+        }
+        let drawn = candidates::draw(&self.candidates, random);
+        if params.mirostat != 0 {
+            self.follow(mirostat::surprise(&self.candidates, drawn));
+        }
+        drawn.id
+    }
+
+    /// Moves mirostat's bound after a draw of `surprise` bits.
+    fn follow(&mut self, surprise: f32) {
+        if self.params.mirostat != 0 {
+            let (tau, eta) = (self.params.mirostat_tau, self.params.mirostat_eta);
+            self.state.mirostat_mu = mirostat::follow(self.state.mirostat_mu, tau, eta, surprise);
+        }
     }
 
     /// Whether the last row had no logit above negative infinity (all NaN or -inf): token 0 was returned then.

@@ -36,14 +36,18 @@ pub enum StopError {
 pub struct StopStrings {
     stops: Vec<String>,
     held: String,
-    is_stopped: bool,
+    /// The place in the list of the stop that was hit.
+    matched: Option<usize>,
 }
 
 /// What a position of the held text is.
 enum Found {
     Nothing,
-    /// All of a stop.
-    Stop(usize),
+    /// All of a stop begins at `start`.
+    Stop {
+        start: usize,
+        index: usize,
+    },
     /// The text ends here within a stop.
     Beginning(usize),
 }
@@ -57,31 +61,45 @@ impl StopStrings {
         if let Some(index) = stops.iter().position(|stop| !(1..=MAX_STOP_BYTES).contains(&stop.len())) {
             return Err(StopError::Length { index, bytes: stops[index].len() });
         }
-        Ok(Self { stops, held: String::new(), is_stopped: false })
+        Ok(Self { stops, held: String::new(), matched: None })
     }
 
     /// Takes the next piece of text and appends to `out` what is safe to show. True once a stop was hit: the text is
     /// over, and later pieces are ignored.
     pub fn push(&mut self, text: &str, out: &mut String) -> bool {
-        if self.is_stopped {
+        if self.is_stopped() {
             return true;
         }
         self.held.push_str(text);
         let shown = match self.first(true) {
             Found::Nothing => self.held.len(),
             Found::Beginning(start) => start,
-            Found::Stop(start) => {
-                self.is_stopped = true;
+            Found::Stop { start, index } => {
+                self.matched = Some(index);
                 start
             }
         };
         out.push_str(&self.held[..shown]);
-        if self.is_stopped {
+        if self.is_stopped() {
             self.held.clear();
         } else {
             self.held.drain(..shown);
         }
-        self.is_stopped
+        self.is_stopped()
+    }
+
+    /// The place in the list of the stop that ended the text: of those that start earliest the first in the list.
+    pub fn matched(&self) -> Option<usize> {
+        self.matched
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.matched.is_some()
+    }
+
+    /// The stop strings, in the order given.
+    pub fn stops(&self) -> &[String] {
+        &self.stops
     }
 
     /// What is held back just now: text that may yet turn out to begin a stop.
@@ -92,15 +110,15 @@ impl StopStrings {
     /// The text is over: appends to `out` what was held back, up to a stop if there is one in it (then true).
     pub fn finish(&mut self, out: &mut String) -> bool {
         let shown = match self.first(false) {
-            Found::Stop(start) => {
-                self.is_stopped = true;
+            Found::Stop { start, index } => {
+                self.matched = Some(index);
                 start
             }
             _ => self.held.len(),
         };
         out.push_str(&self.held[..shown]);
         self.held.clear();
-        self.is_stopped
+        self.is_stopped()
     }
 
     /// The earliest stop in the held text, or where it may yet begin if `more_may_come`.
@@ -109,9 +127,9 @@ impl StopStrings {
         for start in 0..held.len() {
             let rest = &held[start..];
             let mut is_beginning = false;
-            for stop in &self.stops {
+            for (index, stop) in self.stops.iter().enumerate() {
                 if rest.starts_with(stop.as_bytes()) {
-                    return Found::Stop(start);
+                    return Found::Stop { start, index };
                 }
                 is_beginning |= stop.as_bytes().starts_with(rest);
             }
@@ -184,7 +202,18 @@ mod tests {
         assert!(watcher.push("a.b", &mut out));
         assert!(watcher.push("c", &mut out));
         assert!(watcher.finish(&mut out));
-        assert_eq!(out, "a");
+        assert_eq!((out.as_str(), watcher.matched()), ("a", Some(0)));
+    }
+
+    #[test]
+    fn says_which_stop_it_was() {
+        for (text, expected) in [("x", None), ("xbc", Some(0)), ("xabcd", Some(1)), ("xab.", Some(2))] {
+            let mut watcher = StopStrings::new(texts(&["bc", "abcd", "ab", "ab."])).unwrap();
+            let mut out = String::new();
+            watcher.push(text, &mut out);
+            watcher.finish(&mut out);
+            assert_eq!(watcher.matched(), expected, "{text}");
+        }
     }
 
     #[test]

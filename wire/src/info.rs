@@ -1,7 +1,7 @@
 //! What the daemon tells about models, jobs, sessions and itself. Sizes are bytes, times are milliseconds.
 
 use crate::id::{JobId, SessionId};
-use crate::message::{FinishReason, Usage};
+use crate::message::{ChoiceEnd, FinishReason, Usage};
 use crate::params::GenerationParams;
 use serde::{Deserialize, Serialize};
 
@@ -121,16 +121,25 @@ pub struct JobDetail {
     pub info: JobInfo,
     /// What was asked of it.
     pub params: GenerationParams,
-    /// The text generated so far.
-    pub text: String,
+    /// Its answers, as many as were asked for.
+    pub choices: Vec<ChoiceDetail>,
     /// Events in its log; attach with this offset to read only what comes.
     pub events: u64,
-    /// Why it ended, when it is done or cancelled.
+    /// Why it ended, when it is done or cancelled; as in the event `Finished`.
     pub finish: Option<FinishReason>,
     /// What it took, when it has ended.
     pub usage: Option<Usage>,
     /// Why it failed.
     pub error: Option<String>,
+}
+
+/// One answer of a job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ChoiceDetail {
+    /// The text generated so far.
+    pub text: String,
+    /// Why it ended, when the job is done or cancelled.
+    pub end: Option<ChoiceEnd>,
 }
 
 /// A session's state.

@@ -26,12 +26,13 @@ pub use codec::{VERSION, WireError, decode, encode};
 pub use frame::{FrameDecoder, read_frame, write_frame};
 pub use id::{IdError, JobId, SessionId, TokenIds};
 pub use info::{
-    BlockUsage, DeviceInfo, JobDetail, JobInfo, JobState, ModelInfo, ModelState, SessionDetail, SessionInfo,
-    SessionState, Status, Tier, TierBytes,
+    BlockUsage, ChoiceDetail, DeviceInfo, JobDetail, JobInfo, JobState, ModelInfo, ModelState, SessionDetail,
+    SessionInfo, SessionState, Status, Tier, TierBytes,
 };
 pub use message::{
-    Answer, ClientFrame, ErrorCode, Event, EvictTarget, Fault, FinishReason, LoadStage, Op, Prompt, Reply,
-    Request, ServerFrame, ShowTarget, Submit, Template, Usage,
+    Answer, ChoiceEnd, ClientFrame, ErrorCode, Event, EvictTarget, Fault, FinishReason, LoadStage, Op,
+    Prompt, Reply, Request, ServerFrame, ShowTarget, StopCause, Submit, Template, TokenLogprob, TopLogprob,
+    Usage,
 };
 pub use params::{GenerationParams, LogitBias, SamplingParams};
 pub use paths::{default_models_dir, default_socket_path, find_socket_path};

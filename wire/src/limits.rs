@@ -20,6 +20,18 @@ pub const MAX_TEMPLATE_BYTES: usize = 128 << 10;
 /// Stop strings in one request.
 pub const MAX_STOP_STRINGS: usize = 16;
 
+/// Stop tokens in one request.
+pub const MAX_STOP_TOKENS: usize = 64;
+
+/// DRY sequence breakers in one request.
+pub const MAX_DRY_BREAKERS: usize = 32;
+
+/// Answers to one prompt.
+pub const MAX_CHOICES: u32 = 16;
+
+/// Alternatives that are reported beside each token.
+pub const MAX_LOGPROBS: u32 = 20;
+
 /// Logit biases in one request.
 pub const MAX_LOGIT_BIASES: usize = 1024;
 

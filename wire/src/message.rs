@@ -305,18 +305,24 @@ pub enum Event {
         /// Tokens of the prompt, those included.
         prompt_tokens: u64,
     },
-    /// More text. Never splits a character.
+    /// More text of one of its answers. Never splits a character.
     Text {
-        /// The text.
+        /// Which answer: 0 up to `n` - 1.
+        choice: u32,
+        /// The text; empty when only log probabilities are left to tell.
         text: String,
         /// Tokens it took; the text of a token may come with a later event.
         tokens: u32,
+        /// One entry for each of those tokens when log probabilities were asked for, else none.
+        logprobs: Vec<TokenLogprob>,
     },
     /// It ended by itself, or was cancelled.
     Finished {
-        /// Why.
+        /// Why: of its answers' reasons the last in the order of [`FinishReason`].
         reason: FinishReason,
-        /// What it took.
+        /// How each answer ended, in order.
+        choices: Vec<ChoiceEnd>,
+        /// What all answers took together.
         usage: Usage,
     },
     /// It failed.
@@ -326,11 +332,68 @@ pub enum Event {
     },
 }
 
+/// A generated token as the model saw it. Log probabilities are natural logarithms of the model's own distribution:
+/// before penalties, biases, temperature and filters.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TokenLogprob {
+    /// The token's id.
+    pub token: u32,
+    /// What it adds to the text; may end within a character, and is empty for control tokens.
+    pub bytes: Vec<u8>,
+    /// Its log probability.
+    pub logprob: f32,
+    /// Where its bytes begin in the answer's text, in bytes. A token that a stop has cut off begins at or after the end.
+    pub offset: u64,
+    /// The likeliest tokens at its place, likeliest first, as many as were asked for; it is among them when it ranks so high.
+    pub top: Vec<TopLogprob>,
+}
+
+/// One of the likeliest tokens at a place.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TopLogprob {
+    /// The token's id.
+    pub token: u32,
+    /// What it would add to the text.
+    pub bytes: Vec<u8>,
+    /// Its log probability.
+    pub logprob: f32,
+}
+
+/// How one answer ended.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ChoiceEnd {
+    /// Why.
+    pub reason: FinishReason,
+    /// What stopped it, when the reason is [`FinishReason::Stop`].
+    pub stop: Option<StopCause>,
+}
+
+/// What stopped an answer. None of it is part of the text.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StopCause {
+    /// One of the model's own end tokens.
+    EndOfText {
+        /// Its id.
+        token: u32,
+    },
+    /// One of the request's stop tokens.
+    Token {
+        /// Its id.
+        token: u32,
+    },
+    /// One of the request's stop strings.
+    Text {
+        /// The string.
+        text: String,
+    },
+}
+
 /// Why a generation ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
-    /// The model's end token or a stop string.
+    /// An end token, a stop token or a stop string.
     Stop,
     /// The limit of tokens, or the end of the context.
     Length,

@@ -34,6 +34,8 @@ fn frames() -> String {
     for (index, event) in events().into_iter().enumerate() {
         row(&format!("event {index}"), encode(&event).unwrap());
     }
+    let told = Event::Text { choice: 1, text: "né".into(), tokens: 2, logprobs: logprobs() };
+    row("event with log probabilities", encode(&told).unwrap());
     for (index, code) in error_codes().into_iter().enumerate() {
         row(&format!("error {index}"), encode(&Fault { code, message: "no".into() }).unwrap());
     }
@@ -70,6 +72,7 @@ fn the_documentation_shows_these_bytes() {
     described(page, "Answer", answers());
     described(page, "Event", events());
     described(page, "ErrorCode", error_codes());
+    described(page, "StopCause", stop_causes());
     described(page, "Prompt", prompts());
     described(page, "ClientFrame", client_frames());
     described(page, "ServerFrame", server_frames());

@@ -5,7 +5,9 @@ mod common;
 use common::*;
 use proptest::prelude::*;
 use std::io::Cursor;
-use zllm_wire::limits::{LENGTH_BYTES, MAX_FRAME_BYTES, MAX_LOGIT_BIASES, MAX_STOP_STRINGS};
+use zllm_wire::limits::{
+    LENGTH_BYTES, MAX_DRY_BREAKERS, MAX_FRAME_BYTES, MAX_LOGIT_BIASES, MAX_STOP_STRINGS, MAX_STOP_TOKENS,
+};
 use zllm_wire::*;
 
 fn frame_of(body: &[u8]) -> Vec<u8> {
@@ -45,6 +47,16 @@ fn lists_inside_a_frame_are_bounded() {
     let bias = LogitBias { token: 1, bias: 0.0 };
     let over = SamplingParams { logit_bias: vec![bias; MAX_LOGIT_BIASES + 1], ..Default::default() };
     assert!(matches!(decode::<SamplingParams>(&encode(&over).unwrap()), Err(WireError::Malformed(_))));
+    let over = GenerationParams { stop_tokens: vec![1; MAX_STOP_TOKENS + 1], ..Default::default() };
+    assert!(matches!(decode::<GenerationParams>(&encode(&over).unwrap()), Err(WireError::Malformed(_))));
+    let with_breakers = |n: usize| SamplingParams {
+        dry_sequence_breakers: Some(vec![String::new(); n]),
+        ..Default::default()
+    };
+    let fits = encode(&with_breakers(MAX_DRY_BREAKERS)).unwrap();
+    assert_eq!(decode::<SamplingParams>(&fits).unwrap(), with_breakers(MAX_DRY_BREAKERS));
+    let over = encode(&with_breakers(MAX_DRY_BREAKERS + 1)).unwrap();
+    assert!(matches!(decode::<SamplingParams>(&over), Err(WireError::Malformed(_))));
     // A token list of 5 bytes is no list of ids.
     let ragged = frame_of(&[VERSION, 5, 0, 0, 0, 0, 0]);
     assert!(matches!(decode::<TokenIds>(&ragged), Err(WireError::Malformed(_))));

@@ -55,6 +55,7 @@ fn every_variant_of_every_enum() {
     every_variant(&[SessionState::Active, SessionState::Idle]);
     every_variant(&[Tier::Device, Tier::Ram, Tier::Ssd]);
     every_variant(&[FinishReason::Stop, FinishReason::Length, FinishReason::Cancelled]);
+    every_variant(&stop_causes());
     every_variant(&[LoadStage::Open, LoadStage::Weights]);
     every_variant(&[ShowTarget::Job(job()), ShowTarget::Session(session())]);
     every_variant(&[EvictTarget::Session(session()), EvictTarget::All]);
@@ -63,6 +64,7 @@ fn every_variant_of_every_enum() {
 #[test]
 fn defaults_and_every_prompt() {
     round_trip(&GenerationParams::default());
+    round_trip(&Event::Text { choice: 15, text: "né".into(), tokens: 2, logprobs: logprobs() });
     for prompt in prompts() {
         round_trip(&Op::Submit(Box::new(submit(prompt))));
     }

@@ -186,7 +186,7 @@ pub(crate) fn job() -> JobId {
 }
 
 pub(crate) fn text(text: &str) -> Event {
-    Event::Text { text: text.into(), tokens: 1 }
+    Event::Text { choice: 0, text: text.into(), tokens: 1, logprobs: vec![] }
 }
 
 pub(crate) fn finished() -> Event {
@@ -199,7 +199,11 @@ pub(crate) fn finished() -> Event {
         first_token_ms: 120.0,
         decode_ms: 500.0,
     };
-    Event::Finished { reason: FinishReason::Stop, usage }
+    Event::Finished {
+        reason: FinishReason::Stop,
+        choices: vec![ChoiceEnd { reason: FinishReason::Stop, stop: None }],
+        usage,
+    }
 }
 
 pub(crate) const STATS: &str =

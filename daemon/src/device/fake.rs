@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use zllm_state::BLOCK_TOKENS;
-use zllm_wire::{FinishReason, GenerationParams, Prompt};
+use zllm_wire::{ChoiceEnd, FinishReason, GenerationParams, Prompt};
 
 /// Blocks of the simulated arena.
 pub(crate) const FAKE_BLOCKS: u32 = 32;
@@ -162,7 +162,8 @@ impl Generate for FakeGeneration {
     fn accept(&mut self, logits: &mut [f32]) -> Result<Accepted, String> {
         self.left -= 1;
         let token = logits[0] as u32;
-        let finish = (self.left == 0).then_some(FinishReason::Length);
-        Ok(Accepted { token, text: (token as u8 as char).to_string(), held: String::new(), finish })
+        let finish = (self.left == 0).then_some(ChoiceEnd { reason: FinishReason::Length, stop: None });
+        let text = (token as u8 as char).to_string();
+        Ok(Accepted { token, text, held: String::new(), logprob: None, finish })
     }
 }

@@ -4,7 +4,8 @@ use super::port::{Generate, TextFacts, TextModel};
 use crate::scheduler::plan::Accepted;
 use std::sync::Arc;
 use zllm_engine::sampling::SamplingParams;
-use zllm_engine::{Chat, Generation, Message, TemplateChoice};
+use zllm_engine::{Chat, Generation, Message, TemplateChoice, TokenReport};
+use zllm_wire::{ChoiceEnd, FinishReason, StopCause, TokenLogprob, TopLogprob};
 
 /// One model's text side.
 pub(super) struct EngineText {
@@ -57,14 +58,38 @@ impl TextModel for EngineText {
 impl Generate for Generation {
     fn accept(&mut self, logits: &mut [f32]) -> Result<Accepted, String> {
         let accepted = Generation::accept(self, logits).map_err(|error| error.to_string())?;
-        let zllm_engine::Accepted { token, text, finish } = accepted;
-        let finish = finish.map(|finish| match finish {
-            zllm_engine::FinishReason::Stop => zllm_wire::FinishReason::Stop,
-            zllm_engine::FinishReason::Length => zllm_wire::FinishReason::Length,
-            zllm_engine::FinishReason::Cancelled => zllm_wire::FinishReason::Cancelled,
+        let zllm_engine::Accepted { token, text, finish, stop, report } = accepted;
+        let finish = finish.map(|finish| ChoiceEnd {
+            reason: match finish {
+                zllm_engine::FinishReason::Stop => FinishReason::Stop,
+                zllm_engine::FinishReason::Length => FinishReason::Length,
+                zllm_engine::FinishReason::Cancelled => FinishReason::Cancelled,
+            },
+            stop: stop.map(|stop| match stop {
+                zllm_engine::StopCause::EndOfText { token } => StopCause::EndOfText { token },
+                zllm_engine::StopCause::Token { token } => StopCause::Token { token },
+                zllm_engine::StopCause::Text { index } => {
+                    StopCause::Text { text: self.stop_strings()[index].clone() }
+                }
+            }),
         });
         let held = if finish.is_some() { String::new() } else { self.held().to_owned() };
-        Ok(Accepted { token, text, held, finish })
+        Ok(Accepted { token, text, held, logprob: report.map(wire_logprob), finish })
+    }
+}
+
+fn wire_logprob(report: TokenReport) -> TokenLogprob {
+    let top = report.alternatives.into_iter().map(|other| TopLogprob {
+        token: other.token,
+        bytes: other.bytes,
+        logprob: other.log_probability,
+    });
+    TokenLogprob {
+        token: report.token,
+        bytes: report.bytes,
+        logprob: report.log_probability,
+        offset: report.offset as u64,
+        top: top.collect(),
     }
 }
 
@@ -92,26 +117,44 @@ fn engine_prompt(prompt: &zllm_wire::Prompt, now_unix_s: i64) -> Result<zllm_eng
 }
 
 /// What a request leaves open takes the engine's default; the seed too, so that the same request gives the same text.
+/// With mirostat the filters that it takes the place of are off by default.
 fn engine_params(params: &zllm_wire::GenerationParams) -> zllm_engine::GenerationParams {
-    let given = &params.sampling;
-    let default = SamplingParams::default();
+    let given = params.sampling.clone();
+    let default =
+        if given.mirostat == Some(2) { SamplingParams::mirostat() } else { SamplingParams::default() };
     let sampling = SamplingParams {
         temperature: given.temperature.unwrap_or(default.temperature),
+        dynatemp_range: given.dynatemp_range.unwrap_or(default.dynatemp_range),
+        dynatemp_exponent: given.dynatemp_exponent.unwrap_or(default.dynatemp_exponent),
         top_k: given.top_k.unwrap_or(default.top_k),
         top_p: given.top_p.unwrap_or(default.top_p),
         min_p: given.min_p.unwrap_or(default.min_p),
+        typical_p: given.typical_p.unwrap_or(default.typical_p),
+        xtc_probability: given.xtc_probability.unwrap_or(default.xtc_probability),
+        xtc_threshold: given.xtc_threshold.unwrap_or(default.xtc_threshold),
+        mirostat: given.mirostat.unwrap_or(default.mirostat),
+        mirostat_tau: given.mirostat_tau.unwrap_or(default.mirostat_tau),
+        mirostat_eta: given.mirostat_eta.unwrap_or(default.mirostat_eta),
         repeat_penalty: given.repeat_penalty.unwrap_or(default.repeat_penalty),
-        repeat_last_n: given.penalty_window_tokens.unwrap_or(default.repeat_last_n),
+        repeat_last_n: given.repeat_last_n.unwrap_or(default.repeat_last_n),
         frequency_penalty: given.frequency_penalty.unwrap_or(default.frequency_penalty),
         presence_penalty: given.presence_penalty.unwrap_or(default.presence_penalty),
+        dry_multiplier: given.dry_multiplier.unwrap_or(default.dry_multiplier),
+        dry_base: given.dry_base.unwrap_or(default.dry_base),
+        dry_allowed_length: given.dry_allowed_length.unwrap_or(default.dry_allowed_length),
+        dry_penalty_last_n: given.dry_penalty_last_n.unwrap_or(default.dry_penalty_last_n),
+        dry_sequence_breakers: given.dry_sequence_breakers.unwrap_or(default.dry_sequence_breakers),
         logit_bias: given.logit_bias.iter().map(|bias| (bias.token, bias.bias)).collect(),
         seed: given.seed.unwrap_or(default.seed),
     };
     zllm_engine::GenerationParams {
         sampling,
         max_tokens: params.max_tokens,
+        min_tokens: params.min_tokens.unwrap_or(0),
         stop: params.stop.clone(),
+        stop_tokens: params.stop_tokens.clone(),
         ignore_eos: params.ignore_eos,
+        logprobs: params.logprobs,
     }
 }
 
@@ -131,7 +174,7 @@ mod tests {
         let mut params = zllm_wire::GenerationParams::default();
         assert_eq!(engine_params(&params).sampling, SamplingParams::default());
         params.sampling.temperature = Some(0.0);
-        params.sampling.penalty_window_tokens = Some(9);
+        params.sampling.repeat_last_n = Some(9);
         params.sampling.seed = Some(42);
         params.sampling.logit_bias = vec![zllm_wire::LogitBias { token: 3, bias: -1.5 }];
         params.stop = vec!["end".into()];
@@ -143,6 +186,40 @@ mod tests {
         );
         assert_eq!(engine.sampling.logit_bias, [(3, -1.5)]);
         assert_eq!((engine.max_tokens, engine.stop.as_slice()), (Some(5), &["end".to_owned()][..]));
+    }
+
+    /// A field that is added and not passed on would be ignored in silence.
+    #[test]
+    fn every_parameter_of_the_protocol_arrives() {
+        let json = r#"{"sampling": {"temperature": 1.5, "dynatemp_range": 1.5, "dynatemp_exponent": 1.5, "top_k": 9,
+            "top_p": 0.25, "min_p": 0.25, "typical_p": 0.25, "xtc_probability": 0.25, "xtc_threshold": 0.25,
+            "mirostat": 2, "mirostat_tau": 1.5, "mirostat_eta": 0.25, "repeat_penalty": 1.5, "repeat_last_n": 9,
+            "frequency_penalty": 1.5, "presence_penalty": 1.5, "dry_multiplier": 1.5, "dry_base": 1.5,
+            "dry_allowed_length": 9, "dry_penalty_last_n": 9, "dry_sequence_breakers": ["x"],
+            "logit_bias": [{"token": 9, "bias": 1.5}], "seed": 9},
+            "max_tokens": 9, "min_tokens": 9, "stop": ["x"], "stop_tokens": [9], "ignore_eos": true, "n": 1, "logprobs": 9}"#;
+        let params: zllm_wire::GenerationParams = serde_json::from_str(json).expect("every field");
+        let engine = serde_json::to_value(engine_params(&params)).expect("plain data");
+        let default = zllm_engine::GenerationParams::default();
+        let default = serde_json::to_value(default).expect("plain data");
+        let mut compared = 0;
+        for part in ["", "/sampling"] {
+            let fields = default.pointer(part).and_then(|value| value.as_object()).expect("an object");
+            for (name, default) in fields {
+                assert_ne!(engine.pointer(part).expect("the same")[name], *default, "{name} does not arrive");
+                compared += 1;
+            }
+        }
+        assert_eq!(compared, 7 + 23);
+    }
+
+    #[test]
+    fn mirostat_takes_the_place_of_the_filters() {
+        let mut params = zllm_wire::GenerationParams::default();
+        params.sampling.mirostat = Some(2);
+        assert_eq!(engine_params(&params).sampling, SamplingParams::mirostat());
+        params.sampling.top_k = Some(40);
+        assert!(engine_params(&params).sampling.validate(10).is_err(), "what was asked for is not dropped");
     }
 
     #[test]

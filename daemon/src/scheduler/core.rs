@@ -27,7 +27,7 @@ use job::{Job, Phase, Running};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
 use zllm_state::BLOCK_TOKENS;
-use zllm_wire::{Event, FinishReason};
+use zllm_wire::{ChoiceEnd, Event, FinishReason};
 
 #[derive(Debug)]
 struct Model {
@@ -231,14 +231,14 @@ impl Core {
                 self.unqueue(id);
                 self.running.push(id);
                 if cancelled {
-                    self.end(id, Ending::Finished(FinishReason::Cancelled), now);
+                    self.end(id, Ending::CANCELLED, now);
                     return;
                 }
                 self.actions.push(Action::Event { job: id, event });
                 self.actions.push(Action::Measure(Measure::QueueWait(waited)));
                 self.actions.push(Action::Measure(Measure::FromCache(cached)));
             }
-            Err(_) if cancelled => self.end(id, Ending::Finished(FinishReason::Cancelled), now),
+            Err(_) if cancelled => self.end(id, Ending::CANCELLED, now),
             Err(NoLease::NotNow) => {
                 let name = job.model.clone();
                 let model = self.models.get_mut(&name).expect("models outlive their jobs");
@@ -338,15 +338,17 @@ impl Core {
             self.actions.push(Action::Measure(Measure::Generated));
             self.actions.push(Action::Measure(running.note_token(accepted.token, now, job.arrived_at)));
             running.unsent_tokens += 1;
+            running.unsent_logprobs.extend(accepted.logprob);
             running.held = accepted.held;
             if let Some(event) = running.text_event(accepted.text) {
                 self.actions.push(Action::Event { job: id, event });
             }
             let full = running.generated == job.max_tokens;
-            ending = accepted.finish.or(full.then_some(FinishReason::Length)).map(Ending::Finished);
             job.device_knows = accepted.finish.is_none();
+            let length = ChoiceEnd { reason: FinishReason::Length, stop: None };
+            ending = accepted.finish.or(full.then_some(length)).map(Ending::Finished);
         }
-        let cancelled = job.cancelled.then_some(Ending::Finished(FinishReason::Cancelled));
+        let cancelled = job.cancelled.then_some(Ending::CANCELLED);
         if let Some(ending) = ending.or(cancelled) {
             self.end(id, ending, now);
         }
@@ -369,7 +371,7 @@ impl Core {
         let asked = self.leasing.is_some_and(|(asking, _)| asking == id);
         let computed = self.in_flight.as_ref().is_some_and(|plan| plan.rows.iter().any(|row| row.job == id));
         if !asked && !computed {
-            self.end(id, Ending::Finished(FinishReason::Cancelled), now);
+            self.end(id, Ending::CANCELLED, now);
         }
     }
 
@@ -383,9 +385,8 @@ impl Core {
             self.actions.push(Action::Forget { job: id, model: job.model.clone() });
         }
         if let Phase::Running(mut running) = job.phase {
-            // A generation that ends by itself has let go of everything; one that is cut short has not.
-            let held = std::mem::take(&mut running.held);
-            if let Some(event) = running.text_event(held) {
+            // A generation that ends by itself has let go of all text; one that is cut short has not.
+            if let Some(event) = running.last_event() {
                 self.actions.push(Action::Event { job: id, event });
             }
             self.running.retain(|&other| other != id);
@@ -400,7 +401,7 @@ impl Core {
             self.actions.push(Action::Release { job: id, model: job.model, lease, tokens, cached_tokens });
         }
         let event = match ending {
-            Ending::Finished(reason) => Event::Finished { reason, usage },
+            Ending::Finished(end) => Event::Finished { reason: end.reason, choices: vec![end], usage },
             Ending::Failed(message) => Event::Failed { message },
         };
         self.actions.push(Action::Event { job: id, event });
@@ -408,8 +409,12 @@ impl Core {
 }
 
 enum Ending {
-    Finished(FinishReason),
+    Finished(ChoiceEnd),
     Failed(String),
+}
+
+impl Ending {
+    const CANCELLED: Self = Self::Finished(ChoiceEnd { reason: FinishReason::Cancelled, stop: None });
 }
 
 impl Core {

@@ -8,7 +8,8 @@ use crate::limits::{MAX_ENDED_JOBS, MAX_ENDED_LOG_BYTES};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use zllm_wire::{
-    Event, FinishReason, GenerationParams, JobDetail, JobId, JobInfo, JobState, SessionId, TierBytes, Usage,
+    ChoiceDetail, ChoiceEnd, Event, FinishReason, GenerationParams, JobDetail, JobId, JobInfo, JobState,
+    SessionId, TierBytes, Usage,
 };
 
 /// One job.
@@ -39,7 +40,7 @@ struct Progress {
 
 #[derive(Debug)]
 enum Ending {
-    Finished(FinishReason, Usage),
+    Finished(FinishReason, Vec<ChoiceEnd>, Usage),
     Failed(String),
 }
 
@@ -120,11 +121,11 @@ impl JobTable {
                 progress.state = JobState::Running;
                 progress.cached_tokens = *cached_tokens;
             }
-            Event::Finished { reason, usage } => {
+            Event::Finished { reason, choices, usage } => {
                 progress.state =
                     if *reason == FinishReason::Cancelled { JobState::Cancelled } else { JobState::Done };
                 progress.generated_tokens = usage.generated_tokens;
-                progress.ending = Some(Ending::Finished(*reason, *usage));
+                progress.ending = Some(Ending::Finished(*reason, choices.clone(), *usage));
             }
             Event::Failed { message } => {
                 progress.state = JobState::Failed;
@@ -178,13 +179,18 @@ impl JobRecord {
     pub(crate) fn detail(&self, info: JobInfo) -> JobDetail {
         let (finish, usage, error) = match &self.progress.ending {
             None => (None, None, None),
-            Some(Ending::Finished(reason, usage)) => (Some(*reason), Some(*usage), None),
+            Some(Ending::Finished(reason, _, usage)) => (Some(*reason), Some(*usage), None),
             Some(Ending::Failed(message)) => (None, None, Some(message.clone())),
         };
+        let end = |choice: u32| match &self.progress.ending {
+            Some(Ending::Finished(_, ends, _)) => ends.get(choice as usize).cloned(),
+            _ => None,
+        };
+        let choice = |choice| ChoiceDetail { text: self.log.text(choice), end: end(choice) };
         JobDetail {
             info,
             params: self.params.clone(),
-            text: self.log.text(),
+            choices: (0..self.params.n.unwrap_or(1)).map(choice).collect(),
             events: self.log.len() as u64,
             finish,
             usage,
@@ -195,7 +201,7 @@ impl JobRecord {
     fn log_end(&self) {
         let _entered = self.span.enter();
         match &self.progress.ending {
-            Some(Ending::Finished(reason, usage)) => tracing::info!(
+            Some(Ending::Finished(reason, _, usage)) => tracing::info!(
                 ?reason,
                 cached_tokens = usage.cached_tokens,
                 generated_tokens = usage.generated_tokens,

@@ -6,7 +6,7 @@
 use crate::limits::READ_BATCH_EVENTS;
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::watch;
-use zllm_wire::Event;
+use zllm_wire::{Event, TokenLogprob, TopLogprob};
 
 /// The log. The scheduler appends, connections read.
 #[derive(Debug)]
@@ -38,22 +38,25 @@ impl JobLog {
         self.lock().len()
     }
 
-    /// The text so far.
-    pub(crate) fn text(&self) -> String {
-        self.lock()
-            .iter()
-            .filter_map(|event| if let Event::Text { text, .. } = event { Some(&**text) } else { None })
-            .collect()
+    /// The text of one of the answers so far.
+    pub(crate) fn text(&self, choice: u32) -> String {
+        let text_of = |event| match event {
+            Event::Text { choice: of, text, .. } if *of == choice => Some(&**text),
+            _ => None,
+        };
+        self.lock().iter().filter_map(text_of).collect()
     }
 
     /// Bytes that the log keeps, about.
     pub(crate) fn bytes(&self) -> usize {
         let events = self.lock();
-        let texts: usize = events
-            .iter()
-            .map(|event| if let Event::Text { text, .. } = event { text.len() } else { 0 })
-            .sum();
-        texts + events.len() * size_of::<Event>()
+        let inside = |event: &Event| match event {
+            Event::Text { text, logprobs, .. } => {
+                text.len() + logprobs.iter().map(logprob_bytes).sum::<usize>()
+            }
+            _ => 0,
+        };
+        events.iter().map(|event| inside(event) + size_of::<Event>()).sum()
     }
 
     /// A reader from event number `from` on.
@@ -64,6 +67,11 @@ impl JobLog {
     fn lock(&self) -> MutexGuard<'_, Vec<Event>> {
         self.events.lock().expect("nobody panics while holding a log")
     }
+}
+
+fn logprob_bytes(logprob: &TokenLogprob) -> usize {
+    let top = logprob.top.iter().map(|other| size_of::<TopLogprob>() + other.bytes.len());
+    size_of::<TokenLogprob>() + logprob.bytes.len() + top.sum::<usize>()
 }
 
 /// Whether no event can follow.
@@ -104,7 +112,7 @@ mod tests {
     use super::*;
 
     fn text(text: &str) -> Event {
-        Event::Text { text: text.into(), tokens: 1 }
+        Event::Text { choice: 0, text: text.into(), tokens: 1, logprobs: vec![] }
     }
 
     fn failed() -> Event {
@@ -139,7 +147,7 @@ mod tests {
         assert_eq!(early.await.expect("no panic"), late);
         assert_eq!(middle.await.expect("no panic"), late[100..]);
         assert_eq!(past.await.expect("no panic"), [], "an offset behind the end has nothing to read");
-        assert_eq!(log.text().len(), 151);
+        assert_eq!((log.text(0).len(), log.text(1).len()), (151, 0));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! simulated device can stand in for a real one.
 
 use std::sync::Arc;
-use zllm_wire::FinishReason;
+use zllm_wire::{ChoiceEnd, TokenLogprob};
 
 /// A model's name, as configured.
 pub(crate) type ModelName = Arc<str>;
@@ -32,13 +32,13 @@ pub(crate) struct PlanRow {
 }
 
 /// What a step gave, a row for each row of its plan, in the same order.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct StepOutcome {
     pub(crate) rows: Vec<RowOutcome>,
 }
 
 /// What one row gave.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct RowOutcome {
     pub(crate) job: JobNumber,
     /// The next token, where one was asked for, or why the model gave none.
@@ -46,15 +46,17 @@ pub(crate) struct RowOutcome {
 }
 
 /// A sampled token.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Accepted {
     pub(crate) token: u32,
     /// Text that is safe to send; may be empty.
     pub(crate) text: String,
     /// Text that is held back because it may begin a stop string; it is sent if the generation is cut short here.
     pub(crate) held: String,
+    /// Its log probability, when the request wants it.
+    pub(crate) logprob: Option<TokenLogprob>,
     /// Set when the generation ends with this token.
-    pub(crate) finish: Option<FinishReason>,
+    pub(crate) finish: Option<ChoiceEnd>,
 }
 
 impl StepPlan {

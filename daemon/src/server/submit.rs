@@ -3,13 +3,14 @@
 use super::connection::Replies;
 use super::ops::{Services, Unanswered, fault};
 use crate::device::port::{Generate, Loaded};
-use crate::limits::{MAX_ARRIVING, MAX_LABEL_BYTES};
+use crate::limits::{MAX_ARRIVING, MAX_LABEL_BYTES, MAX_LOGPROBS_PER_JOB};
 use crate::metrics::Outcome;
 use crate::scheduler::SubmitJob;
 use crate::scheduler::core::ConnectionId;
 use crate::scheduler::log::LogReader;
 use crate::scheduler::models::LoadState;
 use tokio::sync::SemaphorePermit;
+use zllm_wire::limits::MAX_CHOICES;
 use zllm_wire::{Answer, ErrorCode, Fault, GenerationParams, Prompt, Submit, Template};
 
 /// Makes a job and, when asked, streams its events.
@@ -115,12 +116,34 @@ fn encode(
     if params.max_tokens == Some(0) {
         return Err("max_tokens is 0; at least 1 works".into());
     }
+    let n = params.n.unwrap_or(1);
+    if !(1..=MAX_CHOICES).contains(&n) {
+        return Err(format!("n is {n}, must be from 1 to {MAX_CHOICES}"));
+    }
+    if n > 1 {
+        return Err(format!("n is {n}; this version draws one answer a job: submit the job {n} times"));
+    }
     // The limit that the sampler keeps is the one that memory is reserved for.
     let wanted = params.max_tokens.map_or(default_max_tokens, |tokens| tokens as usize);
     let max_tokens = wanted.min(context - prompt.len());
     params.max_tokens = Some(max_tokens as u32);
+    check_logprobs(&params, max_tokens, n)?;
     let sampler = loaded.text.generation(&prompt, &params)?;
     Ok(Ready { prompt, params, max_tokens, sampler })
+}
+
+/// # Errors
+/// Log probabilities that the job's log could not keep.
+fn check_logprobs(params: &GenerationParams, max_tokens: usize, n: u32) -> Result<(), String> {
+    let Some(count) = params.logprobs else { return Ok(()) };
+    let entries = (u64::from(count) + 1) * max_tokens as u64 * u64::from(n);
+    if entries > MAX_LOGPROBS_PER_JOB {
+        return Err(format!(
+            "logprobs {count} for {max_tokens} tokens of {n} answers are {entries} log probabilities; at most \
+             {MAX_LOGPROBS_PER_JOB} are kept for a job: lower logprobs, max_tokens or n"
+        ));
+    }
+    Ok(())
 }
 
 /// Takes a place among the requests that are not in the queue yet.
@@ -179,6 +202,8 @@ fn request_bytes(prompt: &Prompt, params: &GenerationParams) -> usize {
         }
         Prompt::Tokens(tokens) => tokens.0.len() * size_of::<u32>(),
     };
-    let stop: usize = params.stop.iter().map(String::len).sum();
-    prompt + stop + params.sampling.logit_bias.len() * size_of::<zllm_wire::LogitBias>()
+    let breakers = params.sampling.dry_sequence_breakers.iter().flatten();
+    let texts: usize = params.stop.iter().chain(breakers).map(String::len).sum();
+    let biases = params.sampling.logit_bias.len() * size_of::<zllm_wire::LogitBias>();
+    prompt + texts + biases + params.stop_tokens.len() * size_of::<u32>()
 }

@@ -74,7 +74,7 @@ fn events_come_in_order_and_can_be_read_again_from_any_offset() {
         assert_eq!(later.finish(id).events, whole.events[from as usize..]);
     }
     let Answer::Job(detail) = later.ask(Op::Show(ShowTarget::Job(job))) else { panic!("no job") };
-    assert_eq!((detail.text, detail.events), (whole.text, whole.events.len() as u64));
+    assert_eq!((detail.choices[0].text.clone(), detail.events), (whole.text, whole.events.len() as u64));
     assert_eq!((detail.info.state, detail.finish), (JobState::Done, Some(FinishReason::Length)));
 }
 
@@ -146,7 +146,8 @@ fn a_cancelled_job_sends_the_text_held_back_for_a_stop_string() {
     });
     client.ask(Op::Cancel { job });
     let answer = client.finish(id);
-    let Some((_, Event::Finished { reason: FinishReason::Cancelled, usage })) = answer.events.last() else {
+    let Some((_, Event::Finished { reason: FinishReason::Cancelled, usage, .. })) = answer.events.last()
+    else {
         panic!("{answer:?}")
     };
     assert!(usage.generated_tokens >= 5 && !answer.text.is_empty(), "{answer:?}");

@@ -3,4 +3,5 @@
 mod common;
 mod generate;
 mod operate;
+mod sampling;
 mod templates;

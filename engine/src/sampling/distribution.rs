@@ -9,6 +9,8 @@
 //! Rank is (likelihood descending, id ascending) throughout. With top-k, blocks of tokens that cannot reach the top k
 //! are skipped altogether.
 
+use super::candidates::Candidate;
+
 /// Tokens per block; blocks whose maximum is out of reach are skipped.
 const BLOCK: usize = 64;
 /// Weight of the most likely token.
@@ -16,7 +18,7 @@ const UNIT: f64 = (1u64 << 40) as f64;
 /// f64 has whole numbers alone from here to 2^53, so adding it rounds, and the sum's low bits are the integer.
 const ROUNDER: f64 = (1u64 << 52) as f64;
 /// Below exp(-30) a weight rounds to 0.
-const LOWEST_EXPONENT: f32 = -30.0;
+pub(super) const LOWEST_EXPONENT: f32 = -30.0;
 /// Likelihood bits below a bucket: 32 buckets an octave.
 const BUCKET_SHIFT: u32 = 18;
 /// Buckets from a likelihood of 1 down past exp(-30) > 2^-44.
@@ -65,6 +67,25 @@ pub(super) struct Distribution {
 impl Distribution {
     /// Draws a token id with 64 random bits. `logits` must have a value above negative infinity.
     pub(super) fn draw(&mut self, logits: &mut [f32], filters: &Filters, random: u64) -> u32 {
+        let cut = self.cut(logits, filters);
+        self.choose(logits, cut, random)
+    }
+
+    /// Gathers every token that may be drawn, in the order of their ids. `logits` as in [`Distribution::draw`].
+    pub(super) fn keep(&mut self, logits: &mut [f32], filters: &Filters, kept: &mut Vec<Candidate>) {
+        let cut = self.cut(logits, filters);
+        kept.clear();
+        for &block in &self.live_blocks {
+            for (id, &likelihood) in (block * BLOCK as u32..).zip(block_of(logits, block)) {
+                if weight(likelihood) > 0 && cut.keeps(likelihood, id) {
+                    kept.push(Candidate { id, likelihood });
+                }
+            }
+        }
+    }
+
+    /// Turns logits into likelihoods and finds what temperature, top-k, top-p and min-p leave of them.
+    fn cut(&mut self, logits: &mut [f32], filters: &Filters) -> Cut {
         self.find_live_blocks(logits, filters);
         let likelihoods = logits;
         self.fill_histogram(likelihoods);
@@ -81,7 +102,7 @@ impl Distribution {
             cut = Cut { likelihood: filters.min_p, id: u32::MAX };
             self.drop_below(likelihoods, cut);
         }
-        self.choose(likelihoods, cut, random)
+        cut
     }
 
     /// Finds the blocks that can hold a kept token, and turns their logits into likelihoods.
@@ -232,7 +253,7 @@ fn block_of(values: &[f32], block: u32) -> &[f32] {
 /// `exp(exponent)` in [exp(-30), 1]: higher exponents give 1, lower ones and NaN exp(-30), which weighs 0.
 ///
 /// Written out so that every machine gives the same bits: 2^n times the Taylor polynomial of the rest, of degree 7.
-fn likelihood(exponent: f32) -> f32 {
+pub(super) fn likelihood(exponent: f32) -> f32 {
     /// Adding and subtracting 1.5 * 2^23 rounds to the nearest whole number.
     const NEAREST: f32 = 12_582_912.0;
     /// ln 2 in two parts; the first has few bits, so that its product with n is exact.
@@ -253,7 +274,7 @@ fn likelihood(exponent: f32) -> f32 {
 }
 
 /// A likelihood in units of 2^-40, rounded.
-fn weight(likelihood: f32) -> u64 {
+pub(super) fn weight(likelihood: f32) -> u64 {
     (f64::from(likelihood) * UNIT + ROUNDER).to_bits() - ROUNDER.to_bits()
 }
 

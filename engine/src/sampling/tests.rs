@@ -1,7 +1,12 @@
 //! The sampler against a naive f64 twin that sorts everything, against chi-square bounds, and against golden draws.
 
+use super::candidates::{self, Candidate};
 use super::distribution::{Distribution, Filters};
-use super::{MAX_LOGIT_BIASES, Sampler, SamplingError, SamplingParams, log_probabilities, random_u64};
+use super::random::{Stream, random_stream_u64};
+use super::{
+    MAX_DRY_BREAKERS, MAX_LOGIT_BIASES, Sampler, SamplerState, SamplingError, SamplingParams,
+    log_probabilities, mirostat, random_u64, temperature, typical, xtc,
+};
 use proptest::prelude::*;
 
 /// Ids and probabilities that the chain keeps, by the book; `None` if a limit falls too near a token to compare.
@@ -160,6 +165,154 @@ proptest! {
     }
 }
 
+/// What is left of a row at a temperature, as candidates and by the book: ids and probabilities, of those that weigh.
+fn open_row(logits: &[f32], temperature: f32) -> (Vec<Candidate>, Vec<(u32, f64)>) {
+    let filters = Filters { temperature, top_k: 0, top_p: 1.0, min_p: 0.0 };
+    let mut kept = Vec::new();
+    Distribution::default().keep(&mut logits.to_vec(), &filters, &mut kept);
+    let ranked = twin(logits, &filters).expect("there is no limit");
+    let largest = ranked[0].1;
+    // A candidate of less than 2^-41 of the largest weight has none.
+    let weighs = |&(_, p): &(u32, f64)| p > largest * 0.5f64.powi(41) * 1.0001;
+    let all: Vec<(u32, f64)> = ranked.into_iter().filter(weighs).collect();
+    (kept, all)
+}
+
+fn ids_of(candidates: &[Candidate]) -> Vec<u32> {
+    candidates.iter().map(|candidate| candidate.id).collect()
+}
+
+fn sorted_ids(pairs: &[(u32, f64)]) -> Vec<u32> {
+    let mut ids: Vec<u32> = pairs.iter().map(|pair| pair.0).collect();
+    ids.sort_unstable();
+    ids
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    #[test]
+    fn typical_as_the_paper_says(
+        mut logits in prop::collection::vec(logit(), 1..300),
+        anchor in -5.0f32..20.0,
+        temperature in 0.3f32..3.0,
+        typical_p in prop_oneof![Just(0.0f32), 0.0f32..1.0],
+    ) {
+        logits[0] = anchor;
+        let (mut found, all) = open_row(&logits, temperature);
+        typical::keep(&mut found, typical_p, &mut Vec::new());
+        let entropy: f64 = all.iter().map(|(_, p)| -p * p.ln()).sum();
+        let distance = |p: f64| (-p.ln() - entropy).abs();
+        let mut ordered = all.clone();
+        ordered.sort_by(|a, b| distance(a.1).total_cmp(&distance(b.1)).then(b.1.total_cmp(&a.1)).then(a.0.cmp(&b.0)));
+        let (mut sum, mut count) = (0.0, 0);
+        for (place, &(_, p)) in ordered.iter().enumerate() {
+            sum += p;
+            count = place + 1;
+            if sum >= f64::from(typical_p) {
+                break;
+            }
+        }
+        // Undecidable in f32: a sum at the limit, or different tokens equally far from typical at the cut.
+        let near = |a: f64, b: f64| (a - b).abs() < 1e-4;
+        let last = ordered[count - 1].1;
+        prop_assume!(!near(sum, typical_p.into()) && !near(sum - last, typical_p.into()));
+        prop_assume!(ordered.iter().all(|&(_, p)| p == last || !near(distance(p), distance(last))));
+        prop_assert_eq!(ids_of(&found), sorted_ids(&ordered[..count]));
+    }
+
+    #[test]
+    fn xtc_leaves_out_all_likely_tokens_but_the_least(
+        mut logits in prop::collection::vec(logit(), 1..300),
+        anchor in -5.0f32..20.0,
+        temperature in 0.3f32..3.0,
+        threshold in prop_oneof![Just(0.0f32), 0.0f32..0.5, 0.0f32..0.05],
+    ) {
+        logits[0] = anchor;
+        let (mut found, all) = open_row(&logits, temperature);
+        xtc::leave_out(&mut found, threshold);
+        prop_assume!(all.iter().all(|(_, p)| threshold == 0.0 || (p / f64::from(threshold) - 1.0).abs() > 1e-4));
+        let likely = all.iter().filter(|(_, p)| *p >= f64::from(threshold)).count();
+        prop_assert_eq!(ids_of(&found), sorted_ids(&all[likely.saturating_sub(1)..]));
+    }
+
+    #[test]
+    fn mirostat_leaves_out_what_surprises_more_than_its_bound(
+        mut logits in prop::collection::vec(logit(), 1..300),
+        anchor in -5.0f32..20.0,
+        temperature in 0.3f32..3.0,
+        mu in prop_oneof![Just(-5.0f32), Just(2000.0), -1.0f32..12.0],
+        random in any::<u64>(),
+    ) {
+        logits[0] = anchor;
+        let (mut found, all) = open_row(&logits, temperature);
+        mirostat::keep(&mut found, mu);
+        prop_assume!(all.iter().all(|(_, p)| (-p.log2() - f64::from(mu)).abs() > 1e-4));
+        let stay = all.iter().filter(|(_, p)| -p.log2() <= f64::from(mu)).count().max(1);
+        prop_assert_eq!(ids_of(&found), sorted_ids(&all[..stay]));
+        let sum: f64 = all[..stay].iter().map(|(_, p)| p).sum();
+        let drawn = candidates::draw(&found, random);
+        let p = all.iter().find(|pair| pair.0 == drawn.id).expect("it was kept").1;
+        let surprise = mirostat::surprise(&found, drawn);
+        prop_assert!((f64::from(surprise) + (p / sum).log2()).abs() < 1e-3, "{surprise} of {}", p / sum);
+    }
+
+    #[test]
+    fn dynamic_temperature_follows_the_entropy(
+        mut logits in prop::collection::vec(logit(), 2..300),
+        anchor in -5.0f32..20.0,
+        temperature in 0.0f32..3.0,
+        range in 0.01f32..3.0,
+        exponent in prop_oneof![Just(0.0f32), Just(1.0), 0.1f32..4.0],
+    ) {
+        logits[0] = anchor;
+        let usable = logits.iter().filter(|logit| **logit > f32::NEG_INFINITY).count();
+        let found = temperature::dynamic(&logits, temperature, range, exponent);
+        if usable < 2 {
+            prop_assert_eq!(found, temperature);
+            return Ok(());
+        }
+        let all = twin(&logits, &Filters { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0 }).expect("no limit");
+        let entropy: f64 = all.iter().filter(|(_, p)| *p > 0.0).map(|(_, p)| -p * p.ln()).sum();
+        let (low, high) = (f64::from(temperature - range).max(0.0), f64::from(temperature + range));
+        let expected = low + (high - low) * (entropy / (usable as f64).ln()).powf(exponent.into());
+        prop_assert!((f64::from(found) - expected).abs() < 1e-4 * (1.0 + high), "{found}, expected {expected}");
+    }
+}
+
+#[test]
+fn draws_among_candidates_follow_their_weights() {
+    let logits: Vec<f32> = (0..30).map(|id| ((id * 7) % 30) as f32 / 10.0).collect();
+    let (kept, all) = open_row(&logits, 1.0);
+    const DRAWS: u64 = 1000;
+    let mut counts = [0u64; 30];
+    for draw in 0..DRAWS {
+        counts[candidates::draw(&kept, (u64::MAX / DRAWS) * draw + u64::MAX / DRAWS / 2).id as usize] += 1;
+    }
+    for (id, probability) in all {
+        let (count, share) = (counts[id as usize] as f64, probability * DRAWS as f64);
+        assert!((count - share).abs() < 1.01, "token {id}: drawn {count}, expected {share}");
+    }
+}
+
+#[test]
+fn xtc_is_due_as_often_as_it_should_be_and_apart_from_the_draw() {
+    for probability in [0.0f32, 0.25, 0.7, 1.0] {
+        let due = |position| xtc::is_due(probability, random_stream_u64(5, position, Stream::Xtc));
+        let count = (0..10_000).filter(|&position| due(position)).count() as f64;
+        assert!(
+            (count - 10_000.0 * f64::from(probability)).abs() <= 150.0,
+            "{count} of 10000 at {probability}"
+        );
+    }
+    assert!(!xtc::is_due(0.0, 0) && xtc::is_due(1.0, u64::MAX));
+    // With the draw's own bits XTC would be due exactly where the draw falls on the first candidates.
+    let same = (0..10_000u64).filter(|&at| {
+        (random_u64(5, at) < u64::MAX / 2) == xtc::is_due(0.5, random_stream_u64(5, at, Stream::Xtc))
+    });
+    assert!((same.count() as f64 - 5000.0).abs() < 200.0);
+}
+
 /// Chi-square of draws with `filters` against the twin with `claimed`, and its degrees of freedom; tokens expected
 /// fewer than five times are pooled.
 fn chi_square(filters: &Filters, claimed: &Filters, logits: &[f32], seed: u64) -> (f64, usize) {
@@ -265,6 +418,83 @@ fn a_resumed_sequence_goes_on_the_same() {
 }
 
 #[test]
+fn mirostat_goes_on_from_its_state_and_keeps_the_surprise_near_its_aim() {
+    let params =
+        SamplingParams { mirostat_tau: 3.0, mirostat_eta: 0.2, seed: 4, ..SamplingParams::mirostat() };
+    assert_eq!(params.validate(500), Ok(()));
+    let row = |position: u64| -> Vec<f32> {
+        synthetic_row(500, position).iter().map(|logit| logit * 1.5).collect()
+    };
+    let mut sampler = Sampler::new(params.clone(), &[]);
+    assert_eq!(sampler.state(), SamplerState { mirostat_mu: 6.0 });
+    let (mut states, mut tokens, mut surprises) = (vec![sampler.state()], Vec::new(), 0.0);
+    for position in 0..200 {
+        let before = sampler.state().mirostat_mu;
+        tokens.push(sampler.sample(&mut row(position), position));
+        states.push(sampler.state());
+        // mu' = mu - eta (surprise - tau)
+        surprises += (before - sampler.state().mirostat_mu) / 0.2 + 3.0;
+    }
+    let mean = surprises / 200.0;
+    assert!((mean - 3.0).abs() < 0.3, "the mean surprise is {mean} bits");
+    let text = serde_json::to_string(&states[77]).expect("a state is plain data");
+    let state = serde_json::from_str(&text).expect("what was written");
+    let mut resumed = Sampler::new(params.clone(), &tokens[..77]).resume_from(state);
+    for position in 77..200 {
+        assert_eq!(resumed.sample(&mut row(position), position), tokens[position as usize]);
+    }
+    // The canary: without its state another sequence comes.
+    let mut lost = Sampler::new(params, &tokens[..77]);
+    let others = (77..200).filter(|&at| lost.sample(&mut row(at), at) != tokens[at as usize]).count();
+    assert!(others > 0, "mu makes no difference");
+}
+
+#[test]
+fn forbidden_tokens_are_not_drawn_whatever_their_bias() {
+    let params = SamplingParams { logit_bias: vec![(3, 1000.0), (4, 500.0)], ..SamplingParams::greedy() };
+    let mut sampler = Sampler::new(params, &[]);
+    assert_eq!(sampler.sample(&mut [0.0; 6], 0), 3);
+    assert_eq!(sampler.sample_except(&mut [0.0; 6], 1, &[3, 900]), 4);
+    assert_eq!(sampler.sample_except(&mut [0.0; 6], 2, &[3, 4, 0]), 1);
+    sampler.sample_except(&mut [0.0; 2], 3, &[0, 1]);
+    assert!(sampler.was_degenerate());
+}
+
+#[test]
+fn the_chain_goes_in_its_documented_order() {
+    let draw = |params: &SamplingParams, logits: &[f32]| {
+        Sampler::new(params.clone(), &[1, 1]).sample(&mut logits.to_vec(), 2)
+    };
+    // A penalty before the bias: 4 / 2 + 1 < 3.5. The other way round it would be (4 + 1) / 2 too, but for token 2: -1 * 2 + 4.
+    let penalty =
+        SamplingParams { repeat_penalty: 2.0, logit_bias: vec![(1, 1.0)], ..SamplingParams::greedy() };
+    assert_eq!(draw(&penalty, &[3.2, 4.0]), 0, "4 / 2 + 1 = 3");
+    assert_eq!(draw(&penalty, &[2.8, 4.0]), 1, "(4 + 1) / 2 = 2.5 would lose");
+    // Temperature before top-p: at 10 the two are alike, and a share of 0.6 needs both; at 1 the first has 0.88.
+    let hot = SamplingParams { temperature: 10.0, top_p: 0.6, ..SamplingParams::greedy() };
+    let drawn: Vec<u32> =
+        (0..50).map(|seed| draw(&SamplingParams { seed, ..hot.clone() }, &[2.0, 0.0])).collect();
+    assert!(drawn.contains(&0) && drawn.contains(&1), "{drawn:?}");
+    // XTC after top-k: the least likely of the two that are left stays, not one from the tail.
+    let xtc = SamplingParams { temperature: 1.0, top_k: 2, xtc_probability: 1.0, ..SamplingParams::greedy() };
+    assert_eq!(draw(&xtc, &[3.0, 2.9, 2.8, 2.7]), 1);
+    // DRY before everything that draws: token 1 would prolong "1", so it loses.
+    let dry = SamplingParams { dry_multiplier: 5.0, dry_allowed_length: 1, ..SamplingParams::greedy() };
+    assert_eq!(draw(&dry, &[0.0, 4.0]), 0);
+}
+
+#[test]
+fn answers_to_one_prompt_have_seeds_of_their_own() {
+    let params = SamplingParams { seed: 9, ..SamplingParams::default() };
+    assert_eq!(params.for_choice(0), params);
+    let mut seeds: Vec<u64> = (0..16).map(|choice| params.for_choice(choice).seed).collect();
+    seeds.sort_unstable();
+    seeds.dedup();
+    assert_eq!(seeds.len(), 16);
+    assert_ne!(params.for_choice(1).seed, SamplingParams::default().for_choice(1).seed);
+}
+
+#[test]
 fn rows_without_a_usable_logit_give_token_zero_and_say_so() {
     for params in [SamplingParams::greedy(), SamplingParams::default()] {
         let mut sampler = Sampler::new(params, &[]);
@@ -299,6 +529,51 @@ fn bad_parameters_are_named() {
         |p| p.logit_bias = vec![(100, 1.0)],
         "logit_bias names token 100, must be from 0 to 99 (the vocabulary has 100 tokens)",
     );
+    refuse(|p| p.typical_p = 1.5, "typical_p is 1.5, must be from 0 to 1");
+    refuse(|p| p.dynatemp_range = -1.0, "dynatemp_range is -1, must be from 0 to 100");
+    refuse(|p| p.dynatemp_exponent = f32::NAN, "dynatemp_exponent is NaN, must be from 0 to 100");
+    refuse(|p| p.xtc_probability = 1.1, "xtc_probability is 1.1, must be from 0 to 1");
+    refuse(|p| p.xtc_threshold = 0.6, "xtc_threshold is 0.6, must be from 0 to 0.5");
+    refuse(|p| p.mirostat = 1, "mirostat is 1, must be 0 (off) or 2: only the second version is here");
+    refuse(|p| p.mirostat_tau = -1.0, "mirostat_tau is -1, must be from 0 to 100");
+    refuse(|p| p.mirostat_eta = 2.0, "mirostat_eta is 2, must be from 0 to 1");
+    refuse(|p| p.dry_multiplier = -1.0, "dry_multiplier is -1, must be from 0 to 100");
+    refuse(|p| p.dry_base = 0.5, "dry_base is 0.5, must be from 1 to 100");
+    refuse(|p| p.dry_allowed_length = 0, "dry_allowed_length is 0, must be from 1 to 1024");
+    refuse(
+        |p| p.dry_sequence_breakers = vec!["x".into(), String::new()],
+        "dry_sequence_breakers has one of 0 bytes at place 1, must be from 1 to 40",
+    );
+    refuse(
+        |p| p.mirostat = 2,
+        "top_k cannot be used with mirostat: it decides by itself how many tokens stay",
+    );
+    refuse(
+        |p| *p = SamplingParams { xtc_probability: 0.5, ..SamplingParams::mirostat() },
+        "xtc_probability cannot be used with mirostat: it decides by itself how many tokens stay",
+    );
+    for change in [
+        |p: &mut SamplingParams| p.typical_p = 0.5,
+        |p: &mut SamplingParams| p.xtc_probability = 0.5,
+        |p: &mut SamplingParams| p.mirostat = 2,
+    ] {
+        let mut params = SamplingParams::greedy();
+        change(&mut params);
+        let message = params.validate(vocab_size).unwrap_err().to_string();
+        let why = "cannot be used with temperature 0: the most likely token is taken and nothing is drawn";
+        assert!(message.ends_with(why), "{message}");
+        // A range makes it a temperature again.
+        params.dynatemp_range = 0.5;
+        assert_eq!(params.validate(vocab_size), Ok(()));
+    }
+    let many = SamplingParams {
+        dry_sequence_breakers: vec!["x".into(); MAX_DRY_BREAKERS + 1],
+        ..SamplingParams::default()
+    };
+    assert_eq!(
+        many.validate(vocab_size),
+        Err(SamplingError::TooManyBreakers { count: MAX_DRY_BREAKERS + 1 })
+    );
     let many =
         SamplingParams { logit_bias: vec![(0, 0.0); MAX_LOGIT_BIASES + 1], ..SamplingParams::default() };
     assert_eq!(many.validate(vocab_size), Err(SamplingError::TooManyBiases { count: MAX_LOGIT_BIASES + 1 }));
@@ -308,4 +583,6 @@ fn bad_parameters_are_named() {
 fn missing_fields_are_the_defaults() {
     let params: SamplingParams = serde_json::from_str(r#"{"top_k": 3, "logit_bias": [[5, -2.5]]}"#).unwrap();
     assert_eq!(params, SamplingParams { top_k: 3, logit_bias: vec![(5, -2.5)], ..SamplingParams::default() });
+    let unknown = serde_json::from_str::<SamplingParams>(r#"{"top_q": 3}"#).unwrap_err();
+    assert!(unknown.to_string().contains("unknown field `top_q`"), "{unknown}");
 }

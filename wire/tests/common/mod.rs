@@ -15,19 +15,36 @@ pub(crate) fn params() -> GenerationParams {
     GenerationParams {
         sampling: SamplingParams {
             temperature: Some(0.5),
+            dynatemp_range: Some(0.25),
+            dynatemp_exponent: Some(1.5),
             top_k: Some(40),
             top_p: Some(0.75),
             min_p: Some(0.125),
+            typical_p: Some(0.875),
+            xtc_probability: Some(0.5),
+            xtc_threshold: Some(0.125),
+            mirostat: Some(2),
+            mirostat_tau: Some(5.0),
+            mirostat_eta: Some(0.125),
             repeat_penalty: Some(1.5),
+            repeat_last_n: Some(64),
             frequency_penalty: Some(0.25),
             presence_penalty: Some(2.0),
-            penalty_window_tokens: Some(64),
+            dry_multiplier: Some(0.75),
+            dry_base: Some(1.75),
+            dry_allowed_length: Some(2),
+            dry_penalty_last_n: Some(u32::MAX),
+            dry_sequence_breakers: Some(vec!["\n".into(), ":".into()]),
             logit_bias: vec![LogitBias { token: 70_000, bias: f32::NEG_INFINITY }],
             seed: Some(u64::MAX),
         },
         max_tokens: Some(300),
+        min_tokens: Some(3),
         stop: vec!["\n\n".into(), "é".into()],
+        stop_tokens: vec![2, 300],
         ignore_eos: true,
+        n: Some(2),
+        logprobs: Some(1),
     }
 }
 
@@ -145,12 +162,32 @@ pub(crate) fn error_codes() -> Vec<ErrorCode> {
     vec![NotFound, Refused { retry_after_ms: 1500 }, Invalid, Failed, Draining]
 }
 
+pub(crate) fn logprobs() -> Vec<TokenLogprob> {
+    let top = vec![TopLogprob { token: 300, bytes: b"n".to_vec(), logprob: -0.5 }];
+    let first = TokenLogprob { token: 7, bytes: b"n\xc3".to_vec(), logprob: -1.5, offset: 4, top };
+    vec![first, TokenLogprob { token: 8, bytes: vec![0xa9], logprob: 0.0, offset: 6, top: vec![] }]
+}
+
+pub(crate) fn stop_causes() -> Vec<StopCause> {
+    vec![
+        StopCause::EndOfText { token: 2 },
+        StopCause::Token { token: 300 },
+        StopCause::Text { text: "é".into() },
+    ]
+}
+
+pub(crate) fn ends() -> Vec<ChoiceEnd> {
+    let stopped = |cause| ChoiceEnd { reason: FinishReason::Stop, stop: Some(cause) };
+    let length = ChoiceEnd { reason: FinishReason::Length, stop: None };
+    stop_causes().into_iter().map(stopped).chain([length]).collect()
+}
+
 pub(crate) fn events() -> Vec<Event> {
     vec![
         Event::Queued { position: 2 },
         Event::Started { cached_tokens: 8, prompt_tokens: 12 },
-        Event::Text { text: "né".into(), tokens: 2 },
-        Event::Finished { reason: FinishReason::Length, usage: usage() },
+        Event::Text { choice: 0, text: "né".into(), tokens: 2, logprobs: vec![] },
+        Event::Finished { reason: FinishReason::Length, choices: ends(), usage: usage() },
         Event::Failed { message: "no".into() },
     ]
 }
@@ -198,7 +235,10 @@ pub(crate) fn answers() -> Vec<Answer> {
     let detail = JobDetail {
         info: job_info(JobState::Done),
         params: params(),
-        text: "text".into(),
+        choices: vec![
+            ChoiceDetail { text: "text".into(), end: ends().pop() },
+            ChoiceDetail { text: String::new(), end: None },
+        ],
         events: 9,
         finish: Some(FinishReason::Stop),
         usage: Some(usage()),

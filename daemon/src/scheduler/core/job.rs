@@ -5,7 +5,7 @@ use crate::scheduler::plan::ModelName;
 use std::sync::Arc;
 use std::time::Duration;
 use zllm_state::BLOCK_TOKENS;
-use zllm_wire::{Event, Usage};
+use zllm_wire::{Event, TokenLogprob, Usage};
 
 #[derive(Debug)]
 pub(super) struct Job {
@@ -41,6 +41,8 @@ pub(super) struct Running {
     pub(super) generated: usize,
     /// Tokens generated since the last text event.
     pub(super) unsent_tokens: u32,
+    /// Their log probabilities, when the request wants them.
+    pub(super) unsent_logprobs: Vec<TokenLogprob>,
     /// Text of those tokens that waits for the end of what may be a stop string.
     pub(super) held: String,
     pub(super) started_at: Uptime,
@@ -96,6 +98,7 @@ impl Running {
             lease,
             generated: 0,
             unsent_tokens: 0,
+            unsent_logprobs: Vec::new(),
             held: String::new(),
             started_at: now,
             first_token_at: None,
@@ -113,10 +116,18 @@ impl Running {
 
     /// The event that sends `text` for all tokens since the last one; none for no text.
     pub(super) fn text_event(&mut self, text: String) -> Option<Event> {
-        if text.is_empty() {
-            return None;
-        }
-        Some(Event::Text { text, tokens: std::mem::take(&mut self.unsent_tokens) })
+        (!text.is_empty()).then(|| self.event_of(text))
+    }
+
+    /// The event that sends what was held back, or log probabilities that no text has taken along; none for neither.
+    pub(super) fn last_event(&mut self) -> Option<Event> {
+        let held = std::mem::take(&mut self.held);
+        (!held.is_empty() || !self.unsent_logprobs.is_empty()).then(|| self.event_of(held))
+    }
+
+    fn event_of(&mut self, text: String) -> Event {
+        let tokens = std::mem::take(&mut self.unsent_tokens);
+        Event::Text { choice: 0, text, tokens, logprobs: std::mem::take(&mut self.unsent_logprobs) }
     }
 
     /// Appends a sampled token; returns the time it took since the token before, or since the request.

@@ -9,6 +9,7 @@ use crate::scheduler::plan::RowOutcome;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use zllm_state::{BlockLedger, Fingerprint, LeaseError};
+use zllm_wire::StopCause;
 
 const MODELS: [(&str, u32); 2] = [("a", 12), ("b", 6)];
 const TOKEN_OF_THE_END: u32 = 0;
@@ -223,7 +224,8 @@ impl Simulation {
         assert_eq!(&seen, known, "seed {}: the blocks of {:?} hold another sequence", self.seed, row.job);
         let token = next_token(&seen);
         known.push(token);
-        let finish = (token == TOKEN_OF_THE_END).then_some(FinishReason::Stop);
+        let stop = Some(StopCause::EndOfText { token });
+        let finish = (token == TOKEN_OF_THE_END).then_some(ChoiceEnd { reason: FinishReason::Stop, stop });
         if finish.is_some() {
             self.known.remove(&row.job);
         }
@@ -233,7 +235,7 @@ impl Simulation {
             held = std::mem::take(&mut text);
             self.held.insert(row.job, held.clone());
         }
-        Accepted { token, text, held, finish }
+        Accepted { token, text, held, logprob: None, finish }
     }
 
     fn turn(&mut self, arrivals: bool) {
@@ -281,7 +283,9 @@ impl Simulation {
 
 /// The events of a job that ended by itself are those of the same prompt alone on the machine.
 fn judge_events(record: &Record) {
-    let Some(Event::Finished { reason, usage }) = record.events.last() else { panic!("no job fails here") };
+    let Some(Event::Finished { reason, usage, .. }) = record.events.last() else {
+        panic!("no job fails here")
+    };
     let text: String = record.events.iter().filter_map(|event| text_of(event)).collect();
     let sent: u32 = record
         .events

@@ -57,13 +57,16 @@ fn grant(core: &mut Core, id: u64, blocks: &[u32]) -> Vec<Action> {
     core.step(Input::Leased { job: JobNumber(id), result: Ok(lease) }, Duration::ZERO)
 }
 
+fn accepted(token: u32, text: &str, held: &str) -> Accepted {
+    Accepted { token, text: text.into(), held: held.into(), logprob: None, finish: None }
+}
+
 fn done(core: &mut Core, tokens: &[(u64, Option<u32>)]) -> Vec<Action> {
     let rows = tokens
         .iter()
         .map(|&(id, token)| RowOutcome {
             job: JobNumber(id),
-            accepted: token
-                .map(|token| Ok(Accepted { token, text: "x".into(), held: String::new(), finish: None })),
+            accepted: token.map(|token| Ok(accepted(token, "x", ""))),
         })
         .collect();
     core.step(Input::StepDone(StepOutcome { rows }), Duration::ZERO)
@@ -128,7 +131,7 @@ fn the_last_token_ends_the_job_with_length() {
     core.step(job(1, 3, 1), Duration::ZERO);
     grant(&mut core, 1, &[0]);
     let actions = done(&mut core, &[(1, Some(7))]);
-    let Some(Event::Finished { reason: FinishReason::Length, usage }) = ending(&actions) else {
+    let Some(Event::Finished { reason: FinishReason::Length, usage, .. }) = ending(&actions) else {
         panic!("{actions:?}")
     };
     assert_eq!((usage.prompt_tokens, usage.generated_tokens), (3, 1));
@@ -180,11 +183,11 @@ fn text_that_is_held_back_comes_before_the_cancelled_end() {
     let mut core = core();
     core.step(job(1, 3, 9), Duration::ZERO);
     grant(&mut core, 1, &[0]);
-    let accepted = Accepted { token: 7, text: String::new(), held: "<en".into(), finish: None };
+    let accepted = accepted(7, "", "<en");
     let row = RowOutcome { job: JobNumber(1), accepted: Some(Ok(accepted)) };
     core.step(Input::StepDone(StepOutcome { rows: vec![row] }), Duration::ZERO);
     core.step(Input::Cancel(JobNumber(1)), Duration::ZERO);
-    let accepted = Accepted { token: 8, text: String::new(), held: "<end".into(), finish: None };
+    let accepted = accepted(8, "", "<end");
     let row = RowOutcome { job: JobNumber(1), accepted: Some(Ok(accepted)) };
     let actions = core.step(Input::StepDone(StepOutcome { rows: vec![row] }), Duration::ZERO);
     let events: Vec<_> = actions
@@ -192,7 +195,7 @@ fn text_that_is_held_back_comes_before_the_cancelled_end() {
         .filter_map(|action| if let Action::Event { event, .. } = action { Some(event) } else { None })
         .collect();
     assert!(
-        matches!(events[..], [Event::Text { text, tokens: 2 }, Event::Finished { reason: FinishReason::Cancelled, .. }]
+        matches!(events[..], [Event::Text { text, tokens: 2, .. }, Event::Finished { reason: FinishReason::Cancelled, .. }]
             if text == "<end"),
         "{events:?}"
     );

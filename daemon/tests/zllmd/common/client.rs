@@ -33,7 +33,12 @@ pub(crate) fn greedy(prompt: &str, tokens: u32) -> Submit {
     Submit {
         model: MODEL.into(),
         prompt: Prompt::Text { text: prompt.into(), parse_special: false },
-        params: GenerationParams { sampling, max_tokens: Some(tokens), stop: vec![], ignore_eos: true },
+        params: GenerationParams {
+            sampling,
+            max_tokens: Some(tokens),
+            ignore_eos: true,
+            ..GenerationParams::default()
+        },
         session: None,
         detached: false,
         stream: true,
