@@ -14,7 +14,7 @@ use crate::clock::Clock;
 use crate::config::ModelSettings;
 use crate::limits::{DEVICE_COMMANDS, MAILBOX_MESSAGES, TICK};
 use crate::pulse::{AliveGuard, Organ, Pulses};
-use crate::scheduler::plan::{JobNumber, ModelName, StepOutcome, StepPlan};
+use crate::scheduler::plan::{ModelName, SequenceId, StepOutcome, StepPlan};
 use actix::prelude::*;
 use port::{Description, Device, Generate, LoadProgress, Loaded};
 use std::collections::BTreeMap;
@@ -64,10 +64,10 @@ pub(crate) struct UnloadModel(pub(crate) ModelName);
 #[rtype(result = "Result<StepDone, String>")]
 pub(crate) struct RunStep {
     pub(crate) plan: StepPlan,
-    /// Samplers of the jobs that are in a step for the first time.
-    pub(crate) begins: Vec<(JobNumber, Box<dyn Generate>)>,
-    /// Jobs whose samplers may go.
-    pub(crate) forgets: Vec<JobNumber>,
+    /// Samplers of the sequences that are in a step for the first time.
+    pub(crate) begins: Vec<(SequenceId, Box<dyn Generate>)>,
+    /// Sequences whose samplers may go.
+    pub(crate) forgets: Vec<SequenceId>,
 }
 
 /// What a step gave, and how long the device took.

@@ -7,7 +7,7 @@
 use crate::limits::{MAILBOX_MESSAGES, MAX_SESSIONS, TICK};
 use crate::pulse::{AliveGuard, Organ, Pulses};
 use crate::scheduler::core::{Lease, NoLease};
-use crate::scheduler::plan::{JobNumber, ModelName};
+use crate::scheduler::plan::{ModelName, SequenceId};
 use actix::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ pub(crate) struct RemoveModel(pub(crate) ModelName);
 /// One operation of the scheduler.
 #[derive(Debug)]
 pub(crate) enum KvOp {
-    Lease { job: JobNumber, model: ModelName, prompt: Arc<[u32]>, capacity_tokens: usize },
+    Lease { sequence: SequenceId, model: ModelName, prompt: Arc<[u32]>, capacity_tokens: usize },
     Commit { model: ModelName, lease: LeaseId, tokens: Vec<u32> },
     Release { model: ModelName, lease: LeaseId, session: Option<SessionUse> },
 }
@@ -62,7 +62,7 @@ pub(crate) struct SessionUse {
 
 /// Operations, carried out in order; the answer has one entry for each lease among them.
 #[derive(Message)]
-#[rtype(result = "Vec<(JobNumber, Result<Lease, NoLease>)>")]
+#[rtype(result = "Vec<(SequenceId, Result<Lease, NoLease>)>")]
 pub(crate) struct Apply(pub(crate) Vec<KvOp>);
 
 /// What to evict.
@@ -226,8 +226,8 @@ impl Handler<Apply> for KvStoreActor {
         let mut answers = Vec::new();
         for op in ops {
             match op {
-                KvOp::Lease { job, model, prompt, capacity_tokens } => {
-                    answers.push((job, self.lease(&model, &prompt, capacity_tokens)));
+                KvOp::Lease { sequence, model, prompt, capacity_tokens } => {
+                    answers.push((sequence, self.lease(&model, &prompt, capacity_tokens)));
                 }
                 KvOp::Commit { model, lease, tokens } => {
                     self.model(&model).ledger.commit(lease, &tokens);

@@ -28,7 +28,7 @@ use actix::prelude::*;
 use core::{Action, Core, CoreLimits, Input, Refusal};
 use jobs::JobTable;
 use models::{LoadState, ModelTable};
-use plan::{JobNumber, ModelName, StepPlan};
+use plan::{JobNumber, ModelName, SequenceId, StepPlan};
 use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::sync::{oneshot, watch};
@@ -39,10 +39,10 @@ pub(crate) struct SchedulerActor {
     core: Core,
     jobs: JobTable,
     models: ModelTable,
-    /// Samplers of jobs that have not been in a step yet.
-    samplers: HashMap<JobNumber, Box<dyn Generate>>,
-    /// Jobs that the device may forget; told with the next step.
-    forgets: HashMap<ModelName, Vec<JobNumber>>,
+    /// Samplers of sequences that have not been in a step yet.
+    samplers: HashMap<SequenceId, Box<dyn Generate>>,
+    /// Sequences that the device may forget; told with the next step.
+    forgets: HashMap<ModelName, Vec<SequenceId>>,
     kv_ops: Vec<KvOp>,
     kv_busy: bool,
     next_job: u64,
@@ -103,18 +103,20 @@ impl SchedulerActor {
         match action {
             Action::Refused { job, refusal } => {
                 self.jobs.remove(job);
-                self.samplers.remove(&job);
+                self.samplers.retain(|sequence, _| sequence.job != job);
                 self.fellows.metrics.request(Outcome::Refused);
                 self.refusal = Some(refusal);
             }
-            Action::Lease { job, model, prompt, capacity_tokens } => {
-                self.kv_ops.push(KvOp::Lease { job, model, prompt, capacity_tokens });
+            Action::Lease { sequence, model, prompt, capacity_tokens } => {
+                self.kv_ops.push(KvOp::Lease { sequence, model, prompt, capacity_tokens });
             }
             Action::Commit { model, lease, tokens } => {
                 self.kv_ops.push(KvOp::Commit { model, lease, tokens })
             }
-            Action::Release { job, model, lease, tokens, cached_tokens } => {
-                let session = self.jobs.get(job).and_then(|record| record.session.as_ref());
+            Action::Release { sequence, model, lease, tokens, cached_tokens } => {
+                // A session is one timeline: with several answers it goes on with the first.
+                let record = self.jobs.get(sequence.job).filter(|_| sequence.choice == 0);
+                let session = record.and_then(|record| record.session.as_ref());
                 let session = session.map(|id| SessionUse {
                     id: zllm_state::SessionId(id.to_string()),
                     tokens,
@@ -124,7 +126,7 @@ impl SchedulerActor {
                 self.kv_ops.push(KvOp::Release { model, lease, session });
             }
             Action::Step(plan) => self.run_step(plan, ctx),
-            Action::Forget { job, model } => self.forgets.entry(model).or_default().push(job),
+            Action::Forget { sequence, model } => self.forgets.entry(model).or_default().push(sequence),
             Action::Event { job, event } => self.event(job, event),
             Action::Measure(measure) => self.fellows.metrics.measure(measure),
             Action::Token { job } => self.jobs.token(job, self.fellows.clock.now()),
@@ -138,14 +140,17 @@ impl SchedulerActor {
             Event::Queued { .. } | Event::Started { .. } | Event::Text { .. } => {}
         }
         if log::is_terminal(&event) {
-            self.samplers.remove(&job);
+            self.samplers.retain(|sequence, _| sequence.job != job);
         }
         self.jobs.event(job, event, self.fellows.clock.now());
     }
 
     fn run_step(&mut self, plan: StepPlan, ctx: &mut Context<Self>) {
-        let begins =
-            plan.rows.iter().filter_map(|row| Some((row.job, self.samplers.remove(&row.job)?))).collect();
+        let begins = plan
+            .rows
+            .iter()
+            .filter_map(|row| Some((row.sequence, self.samplers.remove(&row.sequence)?)))
+            .collect();
         let forgets = self.forgets.remove(&plan.model).unwrap_or_default();
         let answer = self.fellows.device.send(RunStep { plan: plan.clone(), begins, forgets });
         ctx.spawn(answer.into_actor(self).map(move |answer, actor, ctx| match answer {
@@ -168,8 +173,8 @@ impl SchedulerActor {
         ctx.spawn(answer.into_actor(self).map(|answer, actor, ctx| {
             let leases = answer.unwrap_or_else(|error| panic!("the kv store actor is gone: {error}"));
             actor.kv_busy = false;
-            for (job, result) in leases {
-                actor.input(Input::Leased { job, result }, ctx);
+            for (sequence, result) in leases {
+                actor.input(Input::Leased { sequence, result }, ctx);
             }
             actor.flush_kv(ctx);
             actor.unload_closed(ctx);

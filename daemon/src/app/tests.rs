@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::config::{Cli, LoadWhen, ModelSettings};
-use crate::device::fake::{BROKEN_MODEL, FakeDevice, expected_text};
+use crate::device::fake::{BROKEN_MODEL, FakeDevice, expected_choice, expected_text};
 use clap::Parser;
 use std::path::Path;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -105,10 +105,14 @@ impl Client {
 }
 
 fn submit(model: &str, prompt: &str, max_tokens: u32) -> Op {
+    submit_several(model, prompt, max_tokens, 1)
+}
+
+fn submit_several(model: &str, prompt: &str, max_tokens: u32, n: u32) -> Op {
     Op::Submit(Box::new(Submit {
         model: model.into(),
         prompt: Prompt::Text { text: prompt.into(), parse_special: false },
-        params: GenerationParams { max_tokens: Some(max_tokens), ..GenerationParams::default() },
+        params: GenerationParams { max_tokens: Some(max_tokens), n: Some(n), ..GenerationParams::default() },
         session: None,
         detached: false,
         stream: true,
@@ -117,8 +121,12 @@ fn submit(model: &str, prompt: &str, max_tokens: u32) -> Op {
 }
 
 fn text_of(answers: &[Answer]) -> String {
+    text_of_choice(answers, 0)
+}
+
+fn text_of_choice(answers: &[Answer], of: u32) -> String {
     let text = |answer: &Answer| match answer {
-        Answer::Event { event: Event::Text { text, .. }, .. } => text.clone(),
+        Answer::Event { event: Event::Text { choice, text, .. }, .. } if *choice == of => text.clone(),
         _ => String::new(),
     };
     answers.iter().map(text).collect()
@@ -139,8 +147,18 @@ fn rows_blocks_and_samplers_are_never_mixed_up() {
                 tasks.spawn_local(async move {
                     let mut client = Client::connect(&socket).await;
                     let tokens = 10 + job as u32 * 3;
-                    let answers = client.ask(submit("m", &prompt, tokens)).await;
-                    assert_eq!(text_of(&answers), expected_text(&prompt, tokens as usize), "job {job}");
+                    let n = 1 + job as u32 % 3;
+                    let answers = client.ask(submit_several("m", &prompt, tokens, n)).await;
+                    for choice in 0..n {
+                        let expected = expected_choice(&prompt, tokens as usize, choice);
+                        assert_eq!(text_of_choice(&answers, choice), expected, "job {job}, answer {choice}");
+                    }
+                    let Some(Answer::Event { event: Event::Finished { choices, usage, .. }, .. }) =
+                        answers.iter().rev().nth(1)
+                    else {
+                        panic!("job {job} does not end: {answers:?}")
+                    };
+                    assert_eq!((choices.len() as u32, usage.generated_tokens), (n, u64::from(n * tokens)));
                 });
             }
             while let Some(ended) = tasks.join_next().await {

@@ -3,7 +3,7 @@
 use super::port::{Description, Device, Generate, LoadProgress, Loaded, is_last};
 use super::text::EngineText;
 use crate::config::{ModelSettings, TemplateSetting};
-use crate::scheduler::plan::{JobNumber, ModelName, RowOutcome, StepOutcome, StepPlan};
+use crate::scheduler::plan::{ModelName, RowOutcome, SequenceId, StepOutcome, StepPlan};
 use std::collections::HashMap;
 use std::io::Read;
 use std::path::Path;
@@ -19,7 +19,7 @@ const _: () = assert!(KV_BLOCK_TOKENS == BLOCK_TOKENS, "the ledger counts the bl
 #[derive(Default)]
 pub(crate) struct CpuDevice {
     models: HashMap<ModelName, LoadedModel>,
-    generations: HashMap<JobNumber, (ModelName, Box<dyn Generate>)>,
+    generations: HashMap<SequenceId, (ModelName, Box<dyn Generate>)>,
 }
 
 impl CpuDevice {
@@ -68,13 +68,13 @@ impl Device for CpuDevice {
         self.generations.retain(|_, (of, _)| of != model);
     }
 
-    fn begin(&mut self, job: JobNumber, model: &ModelName, generation: Box<dyn Generate>) {
-        let before = self.generations.insert(job, (model.clone(), generation));
-        assert!(before.is_none(), "a job begins once");
+    fn begin(&mut self, sequence: SequenceId, model: &ModelName, generation: Box<dyn Generate>) {
+        let before = self.generations.insert(sequence, (model.clone(), generation));
+        assert!(before.is_none(), "a sequence begins once");
     }
 
-    fn forget(&mut self, job: JobNumber) {
-        self.generations.remove(&job);
+    fn forget(&mut self, sequence: SequenceId) {
+        self.generations.remove(&sequence);
     }
 
     fn step(&mut self, plan: &StepPlan) -> Result<StepOutcome, String> {
@@ -94,14 +94,15 @@ impl Device for CpuDevice {
         let mut outcome = Vec::with_capacity(plan.rows.len());
         for row in &plan.rows {
             let accepted = row.samples.then(|| {
-                let (_, generation) = self.generations.get_mut(&row.job).expect("a row's job has begun");
+                let (_, generation) =
+                    self.generations.get_mut(&row.sequence).expect("a row's sequence has begun");
                 wanted += 1;
                 generation.accept(logits.row_mut(wanted - 1))
             });
             if accepted.as_ref().is_some_and(is_last) {
-                self.generations.remove(&row.job);
+                self.generations.remove(&row.sequence);
             }
-            outcome.push(RowOutcome { job: row.job, accepted });
+            outcome.push(RowOutcome { sequence: row.sequence, accepted });
         }
         Ok(StepOutcome { rows: outcome })
     }

@@ -3,7 +3,7 @@
 
 use super::port::*;
 use crate::config::ModelSettings;
-use crate::scheduler::plan::{Accepted, JobNumber, ModelName, RowOutcome, StepOutcome, StepPlan};
+use crate::scheduler::plan::{Accepted, ModelName, RowOutcome, SequenceId, StepOutcome, StepPlan};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub(crate) const BROKEN_MODEL: &str = "broken";
 pub(crate) struct FakeDevice {
     /// What each block of each model holds.
     kv: HashMap<(ModelName, u32), [u32; BLOCK_TOKENS]>,
-    generations: HashMap<JobNumber, (ModelName, Box<dyn Generate>)>,
+    generations: HashMap<SequenceId, (ModelName, Box<dyn Generate>)>,
     /// The step with a token of this value is a fault of the device.
     poison: Option<u32>,
     /// How long each step takes.
@@ -77,13 +77,13 @@ impl Device for FakeDevice {
         self.generations.retain(|_, (of, _)| of != model);
     }
 
-    fn begin(&mut self, job: JobNumber, model: &ModelName, generation: Box<dyn Generate>) {
-        let before = self.generations.insert(job, (model.clone(), generation));
-        assert!(before.is_none(), "a job begins once");
+    fn begin(&mut self, sequence: SequenceId, model: &ModelName, generation: Box<dyn Generate>) {
+        let before = self.generations.insert(sequence, (model.clone(), generation));
+        assert!(before.is_none(), "a sequence begins once");
     }
 
-    fn forget(&mut self, job: JobNumber) {
-        assert!(self.generations.remove(&job).is_some(), "only a known job is forgotten");
+    fn forget(&mut self, sequence: SequenceId) {
+        assert!(self.generations.remove(&sequence).is_some(), "only a known sequence is forgotten");
     }
 
     fn step(&mut self, plan: &StepPlan) -> Result<StepOutcome, String> {
@@ -100,32 +100,38 @@ impl Device for FakeDevice {
             }
             let seen = (0..row.position + row.tokens.len())
                 .map(|at| self.kv[&(plan.model.clone(), row.blocks[at / BLOCK_TOKENS])][at % BLOCK_TOKENS]);
-            let mut logits = [next_letter(seen)];
+            let mut logits = [next_letter(seen, row.sequence.choice)];
             let accepted = row.samples.then(|| {
-                let (_, generation) = self.generations.get_mut(&row.job).expect("a row's job has begun");
+                let (_, generation) =
+                    self.generations.get_mut(&row.sequence).expect("a row's sequence has begun");
                 generation.accept(&mut logits)
             });
             if accepted.as_ref().is_some_and(is_last) {
-                self.generations.remove(&row.job);
+                self.generations.remove(&row.sequence);
             }
-            rows.push(RowOutcome { job: row.job, accepted });
+            rows.push(RowOutcome { sequence: row.sequence, accepted });
         }
         Ok(StepOutcome { rows })
     }
 }
 
-/// A letter from the hash of all tokens.
-fn next_letter(tokens: impl Iterator<Item = u32>) -> f32 {
-    let hash = tokens.fold(0x811c_9dc5u32, |hash, token| (hash ^ token).wrapping_mul(0x0100_0193));
+/// A letter from the hash of all tokens, and of the answer's number in the place of a seed.
+fn next_letter(tokens: impl Iterator<Item = u32>, choice: u32) -> f32 {
+    let hash = tokens.fold(0x811c_9dc5u32 ^ choice, |hash, token| (hash ^ token).wrapping_mul(0x0100_0193));
     (b'a' as u32 + (hash >> 8) % 26) as f32
 }
 
 /// What the fake answers to `prompt`, alone.
 pub(crate) fn expected_text(prompt: &str, tokens: usize) -> String {
+    expected_choice(prompt, tokens, 0)
+}
+
+/// The same for one of several answers.
+pub(crate) fn expected_choice(prompt: &str, tokens: usize, choice: u32) -> String {
     let mut all: Vec<u32> = prompt.bytes().map(u32::from).collect();
     let start = all.len();
     for _ in 0..tokens {
-        all.push(next_letter(all.iter().copied()) as u32);
+        all.push(next_letter(all.iter().copied(), choice) as u32);
     }
     all[start..].iter().map(|&token| token as u8 as char).collect()
 }
@@ -149,7 +155,7 @@ impl TextModel for FakeText {
         Ok(text.bytes().map(u32::from).collect())
     }
 
-    fn generation(&self, _: &[u32], params: &GenerationParams) -> Result<Box<dyn Generate>, String> {
+    fn generation(&self, _: &[u32], params: &GenerationParams, _: u32) -> Result<Box<dyn Generate>, String> {
         Ok(Box::new(FakeGeneration { left: params.max_tokens.expect("the daemon resolves the limit") }))
     }
 }

@@ -2,7 +2,7 @@
 //! a simulation; nothing else in the daemon knows which.
 
 use crate::config::ModelSettings;
-use crate::scheduler::plan::{Accepted, JobNumber, ModelName, StepOutcome, StepPlan};
+use crate::scheduler::plan::{Accepted, ModelName, SequenceId, StepOutcome, StepPlan};
 use std::sync::Arc;
 use zllm_wire::{GenerationParams, LoadStage, Prompt};
 
@@ -26,10 +26,10 @@ pub(crate) trait Device: Send {
     fn unload(&mut self, model: &ModelName);
 
     /// Keeps the sampler of a sequence until it finishes or is forgotten.
-    fn begin(&mut self, job: JobNumber, model: &ModelName, generation: Box<dyn Generate>);
+    fn begin(&mut self, sequence: SequenceId, model: &ModelName, generation: Box<dyn Generate>);
 
     /// Drops a sequence's sampler.
-    fn forget(&mut self, job: JobNumber);
+    fn forget(&mut self, sequence: SequenceId);
 
     /// Computes one batch and samples where asked for. A sequence that finishes or fails is forgotten.
     ///
@@ -54,11 +54,16 @@ pub(crate) trait TextModel: Send + Sync {
     /// When the model has no tokenizer.
     fn tokenize(&self, text: &str, parse_special: bool, add_bos: bool) -> Result<Vec<u32>, String>;
 
-    /// A sampler for a sequence that begins with `prompt`.
+    /// A sampler for a sequence that begins with `prompt`: that of answer number `choice`, with a seed of its own.
     ///
     /// # Errors
     /// What is wrong with the parameters.
-    fn generation(&self, prompt: &[u32], params: &GenerationParams) -> Result<Box<dyn Generate>, String>;
+    fn generation(
+        &self,
+        prompt: &[u32],
+        params: &GenerationParams,
+        choice: u32,
+    ) -> Result<Box<dyn Generate>, String>;
 }
 
 /// One sequence's sampler, detokenizer and stop strings.

@@ -49,8 +49,11 @@ impl TextModel for EngineText {
         &self,
         prompt: &[u32],
         params: &zllm_wire::GenerationParams,
+        choice: u32,
     ) -> Result<Box<dyn Generate>, String> {
-        let generation = Generation::new(self.text.clone(), prompt, &engine_params(params));
+        let mut params = engine_params(params);
+        params.sampling = params.sampling.for_choice(choice);
+        let generation = Generation::new(self.text.clone(), prompt, &params);
         generation.map(|generation| Box::new(generation) as _).map_err(|error| error.to_string())
     }
 }

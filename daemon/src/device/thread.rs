@@ -5,7 +5,7 @@ use super::port::{Device, Generate, LoadProgress, Loaded};
 use crate::clock::Clock;
 use crate::config::ModelSettings;
 use crate::pulse::{Organ, Pulses};
-use crate::scheduler::plan::{JobNumber, ModelName, StepPlan};
+use crate::scheduler::plan::{ModelName, SequenceId, StepPlan};
 use tokio::sync::{mpsc, oneshot};
 
 /// What the thread is asked. A reply that nobody waits for is dropped.
@@ -22,8 +22,8 @@ pub(super) enum Command {
     },
     Step {
         plan: StepPlan,
-        begins: Vec<(JobNumber, Box<dyn Generate>)>,
-        forgets: Vec<JobNumber>,
+        begins: Vec<(SequenceId, Box<dyn Generate>)>,
+        forgets: Vec<SequenceId>,
         reply: oneshot::Sender<Result<StepDone, String>>,
     },
     /// Nothing but a beat.
@@ -67,11 +67,11 @@ fn carry_out(device: &mut dyn Device, command: Command, clock: &Clock, pulses: &
         }
         Command::Step { plan, begins, forgets, reply } => {
             let started = clock.now();
-            for job in forgets {
-                device.forget(job);
+            for sequence in forgets {
+                device.forget(sequence);
             }
-            for (job, generation) in begins {
-                device.begin(job, &plan.model, generation);
+            for (sequence, generation) in begins {
+                device.begin(sequence, &plan.model, generation);
             }
             let outcome = device.step(&plan);
             let took = clock.now() - started;

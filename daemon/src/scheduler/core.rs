@@ -2,9 +2,11 @@
 //!
 //! Invariants (`Core::check` verifies them, the simulation calls it after every input):
 //!
-//! * Jobs start in the order they came, for each model. A job that must wait for KV memory of its model holds back later
-//!   jobs of that model, never those of another.
-//! * Admission takes KV blocks for the whole request, so a running job never waits for memory. The lease is given
+//! * A job has one sequence for each of its answers. The first computes the prompt; the others start when it has, and find
+//!   the prompt's full blocks in the KV cache. The job is over when all of them are.
+//! * Jobs start in the order they came, for each model. A sequence that must wait for KV memory of its model holds back
+//!   later ones of that model, never those of another.
+//! * Admission takes KV blocks for a sequence's whole length, so one that runs never waits for memory. The lease is given
 //!   back on every path.
 //! * A step has a decode row for every running sequence of its model that is past its prompt, and at most one prefill chunk.
 //! * Each job gets exactly one terminal event, and no event after it.
@@ -21,10 +23,10 @@ pub(crate) use interface::{
     Action, ConnectionId, CoreLimits, Input, Lease, Load, Measure, NewJob, NoLease, Refusal, Uptime,
 };
 
-use super::plan::{Accepted, JobNumber, ModelName, PlanRow, StepOutcome, StepPlan};
+use super::plan::{Accepted, JobNumber, ModelName, PlanRow, SequenceId, StepOutcome, StepPlan};
 use crate::limits::RETRY_AFTER;
-use job::{Job, Phase, Running};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use job::{CANCELLED, Choice, Job, Stop};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 use zllm_state::BLOCK_TOKENS;
 use zllm_wire::{ChoiceEnd, Event, FinishReason};
@@ -44,14 +46,14 @@ pub(crate) struct Core {
     limits: CoreLimits,
     models: BTreeMap<ModelName, Model>,
     jobs: HashMap<JobNumber, Job>,
-    /// Waiting jobs in order of arrival; the one that is asking for its lease is still among them.
+    /// Jobs with an answer that waits, in order of arrival; the one that is asking for a lease is still among them.
     queue: VecDeque<JobNumber>,
     queued_tokens: usize,
     queued_bytes: usize,
-    /// Admitted jobs in order of admission.
-    running: Vec<JobNumber>,
-    /// The job whose lease was asked for and not answered, and its model's releases at that time.
-    leasing: Option<(JobNumber, u64)>,
+    /// Admitted sequences in order of admission.
+    running: Vec<SequenceId>,
+    /// The sequence whose lease was asked for and not answered, and its model's releases at that time.
+    leasing: Option<(SequenceId, u64)>,
     /// The step that the device computes now.
     in_flight: Option<StepPlan>,
     /// The model of the last step; the next step goes to the next model that has work.
@@ -93,9 +95,9 @@ impl Core {
                 self.models.remove(&model);
             }
             Input::Submit(job) => self.submit(job),
-            Input::Cancel(job) => self.cancel(job, now),
+            Input::Cancel(job) => self.stop(job, Stop::Cancelled, now),
             Input::OwnerGone(owner) => self.cancel_where(now, |job| job.owner == Some(owner)),
-            Input::Leased { job, result } => self.leased(job, result, now),
+            Input::Leased { sequence, result } => self.leased(sequence, result, now),
             Input::StepDone(outcome) => self.step_done(outcome, now),
             Input::Drain { deadline } => self.drain_deadline = Some(deadline),
             Input::Tick => {}
@@ -109,7 +111,8 @@ impl Core {
     }
 
     pub(crate) fn load(&self) -> Load {
-        Load { queued_jobs: self.queue.len(), running_jobs: self.running.len() }
+        let running: HashSet<JobNumber> = self.running.iter().map(|sequence| sequence.job).collect();
+        Load { queued_jobs: self.queue.len(), running_jobs: running.len() }
     }
 
     /// Whether no job is left and the device owes nothing.
@@ -130,20 +133,22 @@ impl Core {
         self.queue.iter().position(|&queued| queued == job).unwrap_or(0)
     }
 
-    /// KV blocks that a job holds.
+    /// KV blocks that a job holds; its answers share those of the prompt.
     pub(crate) fn held_blocks(&self, job: JobNumber) -> usize {
-        match self.jobs.get(&job).map(|job| &job.phase) {
-            Some(Phase::Running(running)) => running.lease.blocks.len(),
-            _ => 0,
-        }
+        let choices = self.jobs.get(&job).map_or(&[][..], |job| &job.choices);
+        let blocks = choices.iter().flat_map(|choice| match choice {
+            Choice::Running(running) => &running.lease.blocks[..],
+            Choice::Waiting | Choice::Ended(_) => &[],
+        });
+        blocks.collect::<HashSet<_>>().len()
     }
 
     // ---- arrival ----
 
     fn submit(&mut self, new: NewJob) {
         assert!(
-            !new.prompt.is_empty() && new.max_tokens > 0,
-            "the caller refuses empty prompts and empty answers"
+            !new.prompt.is_empty() && new.max_tokens > 0 && new.choices > 0,
+            "the caller refuses empty prompts, empty answers and none"
         );
         let id = new.id;
         if let Err(refusal) = self.judge(&new) {
@@ -197,60 +202,66 @@ impl Core {
 
     // ---- admission ----
 
-    /// Asks for the lease of the next job that may start. One question at a time keeps the order.
+    /// Asks for the lease of the next sequence that may start. One question at a time keeps the order.
     fn admit(&mut self) {
         if self.leasing.is_some() || self.running.len() >= self.limits.running_jobs {
             return;
         }
-        let next = self.queue.iter().copied().find(|id| !self.models[&self.jobs[id].model].starved);
-        let Some(id) = next else { return };
+        let may_start = |job: &Job| job.may_start_next() && !self.models[&job.model].starved;
+        let Some(id) = self.queue.iter().copied().find(|id| may_start(&self.jobs[id])) else { return };
         let job = &self.jobs[&id];
-        self.leasing = Some((id, self.models[&job.model].releases));
+        let choice = job.next_waiting().expect("a job in the queue has an answer that waits");
+        let sequence = SequenceId { job: id, choice };
+        self.leasing = Some((sequence, self.models[&job.model].releases));
         self.actions.push(Action::Lease {
-            job: id,
+            sequence,
             model: job.model.clone(),
             prompt: job.prompt.clone(),
             capacity_tokens: job::capacity_tokens(job.prompt.len(), job.max_tokens),
         });
     }
 
-    fn leased(&mut self, id: JobNumber, result: Result<Lease, NoLease>, now: Uptime) {
+    fn leased(&mut self, sequence: SequenceId, result: Result<Lease, NoLease>, now: Uptime) {
         let (asked, releases) = self.leasing.take().expect("a lease answers a question");
-        assert_eq!(asked, id, "a lease answers the question that was asked");
-        let job = self.jobs.get_mut(&id).expect("a job that asks for its lease is kept");
-        let cancelled = job.cancelled;
+        assert_eq!(asked, sequence, "a lease answers the question that was asked");
+        let id = sequence.job;
+        let job = self.jobs.get_mut(&id).expect("a job that asks for a lease is kept");
+        let is_stopping = job.stopping.is_some();
         match result {
             Ok(lease) => {
-                let event = Event::Started {
-                    cached_tokens: lease.cached_tokens as u64,
-                    prompt_tokens: job.prompt.len() as u64,
-                };
                 let cached = lease.cached_tokens;
-                job.phase = Phase::Running(Running::new(&job.prompt, lease, now));
                 let waited = now.saturating_sub(job.arrived_at);
-                self.unqueue(id);
-                self.running.push(id);
-                if cancelled {
-                    self.end(id, Ending::CANCELLED, now);
+                let event =
+                    Event::Started { cached_tokens: cached as u64, prompt_tokens: job.prompt.len() as u64 };
+                job.start(sequence.choice, lease, now);
+                if job.next_waiting().is_none() {
+                    self.unqueue(id);
+                }
+                self.running.push(sequence);
+                if is_stopping {
+                    self.end_choice(sequence, CANCELLED, now);
+                    self.end_if_over(id, now);
                     return;
                 }
-                self.actions.push(Action::Event { job: id, event });
-                self.actions.push(Action::Measure(Measure::QueueWait(waited)));
+                if sequence.choice == 0 {
+                    self.actions.push(Action::Event { job: id, event });
+                    self.actions.push(Action::Measure(Measure::QueueWait(waited)));
+                }
                 self.actions.push(Action::Measure(Measure::FromCache(cached)));
             }
-            Err(_) if cancelled => self.end(id, Ending::CANCELLED, now),
+            Err(_) if is_stopping => self.end_if_over(id, now),
             Err(NoLease::NotNow) => {
                 let name = job.model.clone();
                 let model = self.models.get_mut(&name).expect("models outlive their jobs");
                 model.starved = model.releases == releases;
                 // With nothing of the model running no release will come: the ledger and the core then disagree.
-                let holds = self.running.iter().any(|other| self.jobs[other].model == name);
+                let holds = self.running.iter().any(|other| self.jobs[&other.job].model == name);
                 assert!(
                     holds || !model.starved,
-                    "model {name} runs nothing and has no KV memory for job {id:?}"
+                    "model {name} runs nothing and has no KV memory for {sequence:?}"
                 );
             }
-            Err(NoLease::Never(message)) => self.end(id, Ending::Failed(message), now),
+            Err(NoLease::Never(message)) => self.stop(id, Stop::Failed(message), now),
         }
     }
 
@@ -272,19 +283,19 @@ impl Core {
         let Some(model) = self.next_model() else { return };
         let mut rows = Vec::new();
         let mut prefills = false;
-        for id in &self.running {
-            let job = &self.jobs[id];
-            let Phase::Running(running) = &job.phase else { unreachable!("admitted jobs run") };
+        for &sequence in &self.running {
+            let job = &self.jobs[&sequence.job];
             if job.model != model {
                 continue;
             }
+            let running = job.running(sequence.choice);
             let pending = running.tokens.len() - running.computed;
             if pending > 1 && std::mem::replace(&mut prefills, true) {
                 continue;
             }
             let count = pending.min(self.limits.prefill_chunk_tokens);
             rows.push(PlanRow {
-                job: *id,
+                sequence,
                 tokens: running.tokens[running.computed..running.computed + count].to_vec(),
                 position: running.computed,
                 blocks: running.lease.blocks.clone(),
@@ -298,7 +309,8 @@ impl Core {
     }
 
     fn next_model(&self) -> Option<ModelName> {
-        let mut with_work: Vec<&ModelName> = self.running.iter().map(|id| &self.jobs[id].model).collect();
+        let mut with_work: Vec<&ModelName> =
+            self.running.iter().map(|sequence| &self.jobs[&sequence.job].model).collect();
         with_work.sort();
         let last = self.last_model.as_ref();
         let after_last = with_work.iter().find(|model| last.is_none_or(|last| **model > last));
@@ -308,50 +320,69 @@ impl Core {
     fn step_done(&mut self, outcome: StepOutcome, now: Uptime) {
         let plan = self.in_flight.take().expect("a step's outcome answers a step");
         assert_eq!(plan.rows.len(), outcome.rows.len(), "a step answers each of its rows");
+        let mut failed = Vec::new();
         for (row, result) in plan.rows.into_iter().zip(outcome.rows) {
-            assert_eq!(row.job, result.job, "a step answers its rows in their order");
+            assert_eq!(row.sequence, result.sequence, "a step answers its rows in their order");
             assert_eq!(row.samples, result.accepted.is_some(), "a token is sampled exactly where asked for");
+            let id = row.sequence.job;
+            if matches!(result.accepted, Some(Err(_))) {
+                failed.push(id);
+            }
             self.row_done(row, result.accepted, now);
+        }
+        // Only now: a failed job's other answers may have rows of their own in the step.
+        for id in failed {
+            self.end_idle(id, now);
         }
     }
 
     fn row_done(&mut self, row: PlanRow, accepted: Option<Result<Accepted, String>>, now: Uptime) {
-        let id = row.job;
+        let SequenceId { job: id, choice } = row.sequence;
         let job = self.jobs.get_mut(&id).expect("a job in a step is kept until the step ends");
-        let Phase::Running(running) = &mut job.phase else { unreachable!("a job in a step runs") };
-        running.computed += row.tokens.len();
         if row.position < job.prompt.len() {
             self.actions.push(Action::Measure(Measure::Prefilled(row.tokens.len())));
         }
+        let model = job.model.clone();
+        let running = job.running_mut(choice);
+        running.computed += row.tokens.len();
+        // A sequence that finished or failed is forgotten by the device.
+        running.device_knows = true;
         for tokens in running.newly_full_blocks() {
-            let (model, lease) = (job.model.clone(), running.lease.id);
+            let (model, lease) = (model.clone(), running.lease.id);
             self.actions.push(Action::Commit { model, lease, tokens });
         }
-        let mut ending = None;
-        // A sequence that finished or failed is forgotten by the device.
-        job.device_knows = true;
-        if let Some(Err(message)) = accepted {
-            job.device_knows = false;
-            ending = Some(Ending::Failed(message));
-        } else if let Some(Ok(accepted)) = accepted {
-            self.actions.push(Action::Token { job: id });
-            self.actions.push(Action::Measure(Measure::Generated));
-            self.actions.push(Action::Measure(running.note_token(accepted.token, now, job.arrived_at)));
-            running.unsent_tokens += 1;
-            running.unsent_logprobs.extend(accepted.logprob);
-            running.held = accepted.held;
-            if let Some(event) = running.text_event(accepted.text) {
-                self.actions.push(Action::Event { job: id, event });
+        let end = match accepted {
+            None => None,
+            Some(Err(message)) => {
+                running.device_knows = false;
+                job.stopping.get_or_insert(Stop::Failed(message));
+                None
             }
-            let full = running.generated == job.max_tokens;
-            job.device_knows = accepted.finish.is_none();
-            let length = ChoiceEnd { reason: FinishReason::Length, stop: None };
-            ending = accepted.finish.or(full.then_some(length)).map(Ending::Finished);
+            Some(Ok(accepted)) => self.token_done(row.sequence, accepted, now),
+        };
+        let cut_short = self.jobs[&id].stopping.is_some().then_some(CANCELLED);
+        if let Some(end) = end.or(cut_short) {
+            self.end_choice(row.sequence, end, now);
+            self.end_if_over(id, now);
         }
-        let cancelled = job.cancelled.then_some(Ending::CANCELLED);
-        if let Some(ending) = ending.or(cancelled) {
-            self.end(id, ending, now);
+    }
+
+    /// Takes a sampled token in; the end of its answer, if it is the last.
+    fn token_done(&mut self, sequence: SequenceId, accepted: Accepted, now: Uptime) -> Option<ChoiceEnd> {
+        let SequenceId { job: id, choice } = sequence;
+        let job = self.jobs.get_mut(&id).expect("its row was in the step");
+        self.actions.push(Action::Token { job: id });
+        self.actions.push(Action::Measure(Measure::Generated));
+        self.actions.extend(job.note_token(choice, accepted.token, now).map(Action::Measure));
+        let max_tokens = job.max_tokens;
+        let running = job.running_mut(choice);
+        running.device_knows = accepted.finish.is_none();
+        running.take_text(accepted.logprob, accepted.held);
+        if let Some(event) = running.text_event(accepted.text) {
+            self.actions.push(Action::Event { job: id, event });
         }
+        let full = running.generated == max_tokens;
+        accepted.finish.or(full.then_some(ChoiceEnd { reason: FinishReason::Length, stop: None }))
     }
 
     // ---- endings ----
@@ -360,61 +391,72 @@ impl Core {
         let mut ids: Vec<_> = self.jobs.iter().filter(|(_, job)| which(job)).map(|(&id, _)| id).collect();
         ids.sort();
         for id in ids {
-            self.cancel(id, now);
+            self.stop(id, Stop::Cancelled, now);
         }
     }
 
-    /// Ends a job now, or as soon as whoever works on it has answered. An unknown job has ended before.
-    fn cancel(&mut self, id: JobNumber, now: Uptime) {
-        let Some(job) = self.jobs.get_mut(&id) else { return };
-        job.cancelled = true;
-        let asked = self.leasing.is_some_and(|(asking, _)| asking == id);
-        let computed = self.in_flight.as_ref().is_some_and(|plan| plan.rows.iter().any(|row| row.job == id));
-        if !asked && !computed {
-            self.end(id, Ending::CANCELLED, now);
+    /// Ends a job now, or as soon as whoever works on it has answered. An unknown job has ended before, and the first reason
+    /// counts.
+    fn stop(&mut self, id: JobNumber, why: Stop, now: Uptime) {
+        if let Some(job) = self.jobs.get_mut(&id) {
+            job.stopping.get_or_insert(why);
+            self.end_idle(id, now);
         }
     }
 
-    fn end(&mut self, id: JobNumber, ending: Ending, now: Uptime) {
-        if matches!(self.jobs[&id].phase, Phase::Queued) {
+    /// Ends those answers of a stopping job that are not in a step.
+    fn end_idle(&mut self, id: JobNumber, now: Uptime) {
+        let in_step = |sequence: &SequenceId| {
+            self.in_flight.as_ref().is_some_and(|plan| plan.rows.iter().any(|row| row.sequence == *sequence))
+        };
+        let idle: Vec<SequenceId> =
+            self.running.iter().copied().filter(|other| other.job == id && !in_step(other)).collect();
+        for sequence in idle {
+            self.end_choice(sequence, CANCELLED, now);
+        }
+        if self.jobs.contains_key(&id) {
+            self.end_if_over(id, now);
+        }
+    }
+
+    /// Ends one answer of a job.
+    fn end_choice(&mut self, sequence: SequenceId, end: ChoiceEnd, now: Uptime) {
+        let job = self.jobs.get_mut(&sequence.job).expect("a job outlives its answers");
+        let name = job.model.clone();
+        let mut running = job.end_choice(sequence.choice, end);
+        if running.device_knows {
+            self.actions.push(Action::Forget { sequence, model: name.clone() });
+        }
+        // A generation that ends by itself has let go of all text; one that is cut short has not.
+        if let Some(event) = running.last_event() {
+            self.actions.push(Action::Event { job: sequence.job, event });
+        }
+        self.running.retain(|&other| other != sequence);
+        self.mean_run = (self.mean_run * 7 + now.saturating_sub(running.started_at)) / 8;
+        let mut tokens = running.tokens;
+        tokens.truncate(running.computed);
+        let cached_tokens = running.lease.cached_tokens;
+        let lease = running.lease.id;
+        let model = self.models.get_mut(&name).expect("models outlive their jobs");
+        model.starved = false;
+        model.releases += 1;
+        self.actions.push(Action::Release { sequence, model: name, lease, tokens, cached_tokens });
+    }
+
+    /// Ends a job of which nothing runs, and nothing waits that is to start.
+    fn end_if_over(&mut self, id: JobNumber, now: Uptime) {
+        let job = &self.jobs[&id];
+        let is_asking = self.leasing.is_some_and(|(asking, _)| asking.job == id);
+        let waits = job.next_waiting().is_some();
+        if job.is_running() || is_asking || (waits && job.stopping.is_none()) {
+            return;
+        }
+        if waits {
             self.unqueue(id);
         }
         let job = self.jobs.remove(&id).expect("a job ends once");
-        let usage = job.usage(now);
-        if job.device_knows {
-            self.actions.push(Action::Forget { job: id, model: job.model.clone() });
-        }
-        if let Phase::Running(mut running) = job.phase {
-            // A generation that ends by itself has let go of all text; one that is cut short has not.
-            if let Some(event) = running.last_event() {
-                self.actions.push(Action::Event { job: id, event });
-            }
-            self.running.retain(|&other| other != id);
-            self.mean_run = (self.mean_run * 7 + now.saturating_sub(running.started_at)) / 8;
-            let mut tokens = running.tokens;
-            tokens.truncate(running.computed);
-            let cached_tokens = running.lease.cached_tokens;
-            let lease = running.lease.id;
-            let model = self.models.get_mut(&job.model).expect("models outlive their jobs");
-            model.starved = false;
-            model.releases += 1;
-            self.actions.push(Action::Release { job: id, model: job.model, lease, tokens, cached_tokens });
-        }
-        let event = match ending {
-            Ending::Finished(end) => Event::Finished { reason: end.reason, choices: vec![end], usage },
-            Ending::Failed(message) => Event::Failed { message },
-        };
-        self.actions.push(Action::Event { job: id, event });
+        self.actions.push(Action::Event { job: id, event: job.terminal_event(now) });
     }
-}
-
-enum Ending {
-    Finished(ChoiceEnd),
-    Failed(String),
-}
-
-impl Ending {
-    const CANCELLED: Self = Self::Finished(ChoiceEnd { reason: FinishReason::Cancelled, stop: None });
 }
 
 impl Core {
@@ -427,12 +469,29 @@ impl Core {
         let sum = |of: fn(&Job) -> usize| self.queue.iter().map(|id| of(&self.jobs[id])).sum::<usize>();
         assert_eq!(self.queued_tokens, sum(|job| job.prompt.len()));
         assert_eq!(self.queued_bytes, sum(|job| job.bytes));
-        assert_eq!(self.jobs.len(), self.queue.len() + self.running.len(), "each job waits or runs");
         assert!(
             self.queue.len() <= self.limits.queued_jobs && self.running.len() <= self.limits.running_jobs
         );
-        assert!(self.queue.iter().all(|id| matches!(self.jobs[id].phase, Phase::Queued)));
-        assert!(self.running.iter().all(|id| matches!(self.jobs[id].phase, Phase::Running(_))));
+        let mut running = 0;
+        for (id, job) in &self.jobs {
+            let waits = job.next_waiting().is_some();
+            assert_eq!(
+                self.queue.contains(id),
+                waits,
+                "{id:?} is in the queue exactly while an answer waits"
+            );
+            assert!(waits || job.is_running(), "{id:?} waits or runs");
+            let started = job.next_waiting().unwrap_or(job.choices.len() as u32) as usize;
+            let is_waiting = |choice: &Choice| matches!(choice, Choice::Waiting);
+            assert!(job.choices[started..].iter().all(is_waiting), "answers start in order");
+            running += job.choices.iter().filter(|choice| matches!(choice, Choice::Running(_))).count();
+        }
+        assert_eq!(running, self.running.len(), "what runs is listed once");
+        assert!(
+            self.running
+                .iter()
+                .all(|at| matches!(self.jobs[&at.job].choices[at.choice as usize], Choice::Running(_)))
+        );
         assert!(self.in_flight.is_some() || self.running.is_empty(), "the device idles while jobs run");
     }
 }

@@ -40,11 +40,13 @@ impl JobLog {
 
     /// The text of one of the answers so far.
     pub(crate) fn text(&self, choice: u32) -> String {
-        let text_of = |event| match event {
-            Event::Text { choice: of, text, .. } if *of == choice => Some(&**text),
-            _ => None,
-        };
-        self.lock().iter().filter_map(text_of).collect()
+        self.lock()
+            .iter()
+            .filter_map(|event| match event {
+                Event::Text { choice: of, text, .. } if *of == choice => Some(&**text),
+                _ => None,
+            })
+            .collect()
     }
 
     /// Bytes that the log keeps, about.

@@ -4,7 +4,7 @@ use super::core::{ConnectionId, Input, Load, NewJob, Refusal};
 use super::jobs::NewRecord;
 use super::log::JobLog;
 use super::models::{LoadWatch, Wish};
-use super::plan::{JobNumber, ModelName};
+use super::plan::{JobNumber, ModelName, SequenceId};
 use super::{SchedulerActor, core::Uptime};
 use crate::config::ModelSettings;
 use crate::device::port::{Generate, TextFacts};
@@ -34,7 +34,8 @@ pub(crate) struct SubmitJob {
     pub(crate) model: ModelName,
     pub(crate) prompt: Vec<u32>,
     pub(crate) max_tokens: usize,
-    pub(crate) sampler: Box<dyn Generate>,
+    /// One for each answer, in order.
+    pub(crate) samplers: Vec<Box<dyn Generate>>,
     pub(crate) params: GenerationParams,
     pub(crate) session: Option<SessionId>,
     pub(crate) label: Option<String>,
@@ -175,12 +176,15 @@ impl Handler<SubmitJob> for SchedulerActor {
         };
         self.jobs.insert(number, record, job.arrived_at);
         let log = self.jobs.get(number).expect("inserted above").log.clone();
-        self.samplers.insert(number, job.sampler);
+        let choices = job.samplers.len() as u32;
+        let sequences = (0..choices).map(|choice| SequenceId { job: number, choice });
+        self.samplers.extend(sequences.zip(job.samplers));
         let new = NewJob {
             id: number,
             model: job.model,
             prompt: job.prompt,
             max_tokens: job.max_tokens,
+            choices,
             bytes: job.bytes,
             arrived_at: job.arrived_at,
             owner: job.owner,

@@ -11,6 +11,13 @@ pub(crate) type ModelName = Arc<str>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct JobNumber(pub(crate) u64);
 
+/// One sequence on a device: an answer of a job, counted from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct SequenceId {
+    pub(crate) job: JobNumber,
+    pub(crate) choice: u32,
+}
+
 /// One batch for one model: the decode rows of all its running sequences and at most one prefill chunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StepPlan {
@@ -21,7 +28,7 @@ pub(crate) struct StepPlan {
 /// Tokens of one sequence, in order, whose KV is computed in this step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PlanRow {
-    pub(crate) job: JobNumber,
+    pub(crate) sequence: SequenceId,
     pub(crate) tokens: Vec<u32>,
     /// Position of `tokens[0]` in the sequence.
     pub(crate) position: usize,
@@ -40,7 +47,7 @@ pub(crate) struct StepOutcome {
 /// What one row gave.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct RowOutcome {
-    pub(crate) job: JobNumber,
+    pub(crate) sequence: SequenceId,
     /// The next token, where one was asked for, or why the model gave none.
     pub(crate) accepted: Option<Result<Accepted, String>>,
 }

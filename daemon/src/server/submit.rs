@@ -28,12 +28,12 @@ pub(super) async fn submit(
     }
     let bytes = request_bytes(&prompt, &params);
     let ready = prepare(&model, prompt, params, services).await.map_err(|fault| refuse(services, fault))?;
-    let Ready { prompt, params, max_tokens, sampler } = ready;
+    let Ready { prompt, params, max_tokens, samplers } = ready;
     let job = SubmitJob {
         model: model.as_str().into(),
         prompt,
         max_tokens,
-        sampler,
+        samplers,
         params,
         session,
         label,
@@ -76,7 +76,7 @@ struct Ready {
     prompt: Vec<u32>,
     params: GenerationParams,
     max_tokens: usize,
-    sampler: Box<dyn Generate>,
+    samplers: Vec<Box<dyn Generate>>,
 }
 
 async fn prepare(
@@ -120,16 +120,14 @@ fn encode(
     if !(1..=MAX_CHOICES).contains(&n) {
         return Err(format!("n is {n}, must be from 1 to {MAX_CHOICES}"));
     }
-    if n > 1 {
-        return Err(format!("n is {n}; this version draws one answer a job: submit the job {n} times"));
-    }
     // The limit that the sampler keeps is the one that memory is reserved for.
     let wanted = params.max_tokens.map_or(default_max_tokens, |tokens| tokens as usize);
     let max_tokens = wanted.min(context - prompt.len());
     params.max_tokens = Some(max_tokens as u32);
     check_logprobs(&params, max_tokens, n)?;
-    let sampler = loaded.text.generation(&prompt, &params)?;
-    Ok(Ready { prompt, params, max_tokens, sampler })
+    let samplers = (0..n).map(|choice| loaded.text.generation(&prompt, &params, choice));
+    let samplers = samplers.collect::<Result<_, _>>()?;
+    Ok(Ready { prompt, params, max_tokens, samplers })
 }
 
 /// # Errors

@@ -2,9 +2,11 @@
 
 use crate::common::{Answered, Client, Daemon, greedy};
 use zllm_wire::{
-    Answer, ChoiceEnd, ErrorCode, Event, FinishReason, GenerationParams, Op, ShowTarget, StopCause, Submit,
-    TokenLogprob,
+    Answer, ChoiceEnd, ErrorCode, Event, EvictTarget, FinishReason, GenerationParams, Op, ShowTarget,
+    StopCause, Submit, TokenLogprob,
 };
+
+type Change = fn(&mut GenerationParams);
 
 const PROMPT: &str = "Once upon a time";
 
@@ -106,7 +108,7 @@ fn stop_tokens_and_fewest_tokens_are_honoured_and_the_end_says_by_what() {
 fn every_sampler_draws_the_same_twice_and_something_else_than_without_it() {
     let daemon = Daemon::start();
     let mut client = daemon.connect();
-    let mut drawn = |change: fn(&mut GenerationParams)| {
+    let mut drawn = |change: Change| {
         let request = || {
             with(24, |params| {
                 params.sampling.temperature = Some(1.5);
@@ -119,8 +121,8 @@ fn every_sampler_draws_the_same_twice_and_something_else_than_without_it() {
         first
     };
     let plain = drawn(|_| {});
-    for (name, change) in [
-        ("dynatemp", (|params| params.sampling.dynatemp_range = Some(1.0)) as fn(&mut GenerationParams)),
+    let samplers: [(&str, Change); 4] = [
+        ("dynatemp", |params| params.sampling.dynatemp_range = Some(1.0)),
         ("typical", |params| params.sampling.typical_p = Some(0.3)),
         ("xtc", |params| {
             params.sampling.xtc_probability = Some(1.0);
@@ -130,7 +132,8 @@ fn every_sampler_draws_the_same_twice_and_something_else_than_without_it() {
             params.sampling.mirostat = Some(2);
             params.sampling.mirostat_tau = Some(2.0);
         }),
-    ] {
+    ];
+    for (name, change) in samplers {
         assert_ne!(drawn(change), plain, "{name}");
     }
     // A text that repeats itself goes on otherwise with DRY.
@@ -138,6 +141,69 @@ fn every_sampler_draws_the_same_twice_and_something_else_than_without_it() {
     let repeats = client.run(request.clone()).text;
     request.params.sampling.dry_multiplier = Some(5.0);
     assert_ne!(client.run(request).text, repeats);
+}
+
+#[test]
+fn several_answers_share_the_prompt_and_are_each_their_own_seeds() {
+    let daemon = Daemon::start();
+    let mut client = daemon.connect();
+    let prompt = "All work and no play makes Jack a dull boy. ".repeat(20);
+    let request = |n| {
+        let mut request = greedy(&prompt, 16);
+        request.params.sampling.temperature = Some(1.2);
+        request.params.sampling.seed = Some(11);
+        request.params.n = n;
+        request
+    };
+    let alone = client.run(request(None));
+    client.ask(Op::Evict(EvictTarget::All));
+    let computed = daemon.metric("zllm_tokens_total{source=\"computed\"}");
+
+    let (id, job) = client.submit(request(Some(3)));
+    let several = client.finish(id);
+    let text_of = |answer: &Answered, of: u32| -> String {
+        let text = |(_, event): &(u64, Event)| match event {
+            Event::Text { choice, text, .. } if *choice == of => Some(text.clone()),
+            _ => None,
+        };
+        answer.events.iter().filter_map(text).collect()
+    };
+    let texts: Vec<String> = (0..3).map(|choice| text_of(&several, choice)).collect();
+    assert_eq!(texts[0], alone.text, "the first answer is that of a request for one");
+    assert!(texts[1] != texts[0] && texts[2] != texts[0] && texts[1] != texts[2], "{texts:?}");
+    let usage = several.usage.expect("it finished");
+    assert_eq!(
+        (usage.prompt_tokens, usage.generated_tokens),
+        (alone.usage.expect("finished").prompt_tokens, 48)
+    );
+    let Some((_, Event::Finished { choices, .. })) = several.events.last() else { panic!("{several:?}") };
+    assert_eq!(choices.as_slice(), vec![ChoiceEnd { reason: FinishReason::Length, stop: None }; 3]);
+
+    // The prompt's full blocks are computed once: the others compute what stands behind them.
+    let added = daemon.metric("zllm_tokens_total{source=\"computed\"}") - computed;
+    let rest = (usage.prompt_tokens - 1) % 64 + 1;
+    assert_eq!(added, (usage.prompt_tokens + 2 * rest) as f64);
+
+    let Answer::Job(detail) = client.ask(Op::Show(ShowTarget::Job(job))) else { panic!("no job") };
+    let shown: Vec<&str> = detail.choices.iter().map(|choice| choice.text.as_str()).collect();
+    assert_eq!(shown, texts);
+    let again = client.run(request(Some(3)));
+    assert_eq!((0..3).map(|choice| text_of(&again, choice)).collect::<Vec<_>>(), texts);
+
+    let (id, job) = client.submit(Submit {
+        params: GenerationParams { max_tokens: Some(1000), ..request(Some(4)).params },
+        ..request(None)
+    });
+    client.first_text(id);
+    client.ask(Op::Cancel { job });
+    let cancelled = client.finish(id);
+    let Some((_, Event::Finished { reason: FinishReason::Cancelled, choices, .. })) = cancelled.events.last()
+    else {
+        panic!("{cancelled:?}")
+    };
+    assert_eq!(choices.len(), 4);
+    let status = client.status();
+    assert_eq!((status.running_jobs, status.queued_jobs, status.blocks[0].used), (0, 0, 0), "all is back");
 }
 
 fn refused(client: &mut Client, request: Submit) -> String {
@@ -151,8 +217,8 @@ fn refused(client: &mut Client, request: Submit) -> String {
 fn what_cannot_be_honoured_is_refused_by_name() {
     let daemon = Daemon::start();
     let mut client = daemon.connect();
-    for (change, expected) in [
-        ((|params| params.min_tokens = Some(13)) as fn(&mut GenerationParams), "min_tokens is 13"),
+    let refusals: [(Change, &str); 10] = [
+        (|params| params.min_tokens = Some(13), "min_tokens is 13"),
         (|params| params.logprobs = Some(21), "logprobs is 21"),
         (|params| params.stop_tokens = vec![u32::MAX], "stop_tokens names token 4294967295"),
         (|params| params.stop = vec![String::new()], "stop string 0 has 0 bytes"),
@@ -162,7 +228,8 @@ fn what_cannot_be_honoured_is_refused_by_name() {
         (|params| params.sampling.typical_p = Some(0.5), "typical_p cannot be used with temperature 0"),
         (|params| params.sampling.xtc_threshold = Some(0.7), "xtc_threshold is 0.7, must be from 0 to 0.5"),
         (|params| params.sampling.dry_base = Some(f32::NAN), "dry_base is NaN"),
-    ] {
+    ];
+    for (change, expected) in refusals {
         let message = refused(&mut client, with(12, change));
         assert!(message.starts_with(expected), "{message}");
     }

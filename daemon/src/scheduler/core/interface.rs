@@ -1,6 +1,6 @@
 //! What goes into the scheduler's core and what comes out: plain data.
 
-use crate::scheduler::plan::{JobNumber, ModelName, StepOutcome, StepPlan};
+use crate::scheduler::plan::{JobNumber, ModelName, SequenceId, StepOutcome, StepPlan};
 use std::sync::Arc;
 use std::time::Duration;
 use zllm_state::LeaseId;
@@ -29,8 +29,10 @@ pub(crate) struct NewJob {
     pub(crate) id: JobNumber,
     pub(crate) model: ModelName,
     pub(crate) prompt: Vec<u32>,
-    /// Tokens to generate at most; the context's end included.
+    /// Tokens to generate at most, in each answer; the context's end included.
     pub(crate) max_tokens: usize,
+    /// Answers to generate.
+    pub(crate) choices: u32,
     /// Size of the request, for the queue's bound.
     pub(crate) bytes: usize,
     /// When the request came in, before its model was loaded and its prompt tokenized.
@@ -58,7 +60,7 @@ pub(crate) enum Input {
     OwnerGone(ConnectionId),
     /// The KV store's answer to [`Action::Lease`].
     Leased {
-        job: JobNumber,
+        sequence: SequenceId,
         result: Result<Lease, NoLease>,
     },
     StepDone(StepOutcome),
@@ -70,7 +72,7 @@ pub(crate) enum Input {
     Tick,
 }
 
-/// KV blocks for a job.
+/// KV blocks for a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Lease {
     pub(crate) id: LeaseId,
@@ -93,15 +95,15 @@ pub(crate) enum Action {
     /// The job is not taken; it never existed.
     Refused { job: JobNumber, refusal: Refusal },
     /// Ask the KV store; answered by [`Input::Leased`].
-    Lease { job: JobNumber, model: ModelName, prompt: Arc<[u32]>, capacity_tokens: usize },
+    Lease { sequence: SequenceId, model: ModelName, prompt: Arc<[u32]>, capacity_tokens: usize },
     /// The next block of a lease is full, with these tokens.
     Commit { model: ModelName, lease: LeaseId, tokens: Vec<u32> },
     /// Give a lease back; `tokens` are those whose KV was computed.
-    Release { job: JobNumber, model: ModelName, lease: LeaseId, tokens: Vec<u32>, cached_tokens: usize },
+    Release { sequence: SequenceId, model: ModelName, lease: LeaseId, tokens: Vec<u32>, cached_tokens: usize },
     /// Compute; answered by [`Input::StepDone`].
     Step(StepPlan),
-    /// The device may drop what it keeps for a job.
-    Forget { job: JobNumber, model: ModelName },
+    /// The device may drop what it keeps for a sequence.
+    Forget { sequence: SequenceId, model: ModelName },
     /// Append to the job's log.
     Event { job: JobNumber, event: Event },
     /// A token was generated.
@@ -118,7 +120,7 @@ pub(crate) enum Measure {
     InterToken(Duration),
     /// Prompt tokens whose KV was computed, of one chunk.
     Prefilled(usize),
-    /// Prompt tokens found in the KV cache, of one job.
+    /// Prompt tokens found in the KV cache, of one sequence.
     FromCache(usize),
     /// One token.
     Generated,

@@ -1,7 +1,7 @@
 //! A whole day of the scheduler in a few seconds: random arrivals, cancels and lost clients on a simulated device, with
 //! the real block ledger. Each run prints its seed when it fails.
 //!
-//! What must hold: exactly one terminal event a job and nothing after it, every lease given back, no starvation, a decode row for
+//! What must hold: exactly one terminal event a job and nothing after it, its answers side by side or one after another, every lease given back, no starvation, a decode row for
 //! every sequence past its prompt in every step, and the tokens of a job as if it had run alone.
 
 use super::*;
@@ -26,9 +26,10 @@ impl Rng {
     }
 }
 
-/// The simulated model: the next token is a hash of all tokens before, and 1 in 24 ends the text.
-fn next_token(tokens: &[u32]) -> u32 {
-    let mut hash = 0x811c_9dc5u32;
+/// The simulated model and sampler: the next token is a hash of all tokens before and of the answer's number, and 1 in 24
+/// ends the text.
+fn next_token(tokens: &[u32], choice: u32) -> u32 {
+    let mut hash = 0x811c_9dc5u32 ^ choice;
     for token in tokens {
         hash = (hash ^ token).wrapping_mul(0x0100_0193);
     }
@@ -39,6 +40,7 @@ fn next_token(tokens: &[u32]) -> u32 {
 struct Record {
     prompt: Vec<u32>,
     max_tokens: usize,
+    choices: u32,
     events: Vec<Event>,
     terminal: bool,
     arrival: u64,
@@ -53,14 +55,15 @@ struct Simulation {
     ledgers: BTreeMap<ModelName, BlockLedger>,
     /// What the device's blocks hold: a wrong block table shows up as wrong tokens.
     kv: HashMap<(ModelName, u32), [u32; BLOCK_TOKENS]>,
-    lease_question: Option<(JobNumber, ModelName, Arc<[u32]>, usize)>,
+    lease_question: Option<(SequenceId, ModelName, Arc<[u32]>, usize)>,
     device: Option<StepPlan>,
-    /// What the device keeps of a job.
-    known: HashSet<JobNumber>,
+    /// Sequences of which the device keeps something.
+    known: HashSet<SequenceId>,
     records: BTreeMap<JobNumber, Record>,
-    tokens: HashMap<JobNumber, Vec<u32>>,
+    /// What each answer has generated, for those that have begun.
+    generated: HashMap<SequenceId, Vec<u32>>,
     /// Text that a generation holds back: that of every third token waits for the next.
-    held: HashMap<JobNumber, String>,
+    held: HashMap<SequenceId, String>,
     next_job: u64,
     leases: i64,
 }
@@ -85,7 +88,7 @@ impl Simulation {
             device: None,
             known: HashSet::new(),
             records: BTreeMap::new(),
-            tokens: HashMap::new(),
+            generated: HashMap::new(),
             held: HashMap::new(),
             next_job: 0,
             leases: 0,
@@ -113,9 +116,10 @@ impl Simulation {
                 assert!(record.events.is_empty(), "a refused job never existed");
                 self.records.remove(&job);
             }
-            Action::Lease { job, model, prompt, capacity_tokens } => {
+            Action::Lease { sequence, model, prompt, capacity_tokens } => {
                 assert!(self.lease_question.is_none(), "one question at a time");
-                self.lease_question = Some((job, model, prompt, capacity_tokens));
+                self.judge_turn(sequence);
+                self.lease_question = Some((sequence, model, prompt, capacity_tokens));
             }
             Action::Commit { model, lease, tokens } => {
                 self.ledgers.get_mut(&model).expect("model").commit(lease, &tokens);
@@ -131,7 +135,9 @@ impl Simulation {
                 self.judge_plan(&plan);
                 self.device = Some(plan);
             }
-            Action::Forget { job, .. } => assert!(self.known.remove(&job), "only what the device knows"),
+            Action::Forget { sequence, .. } => {
+                assert!(self.known.remove(&sequence), "only what the device knows");
+            }
             Action::Event { job, event } => {
                 let record = self.records.get_mut(&job).expect("submitted");
                 assert!(!record.terminal, "{job:?} has an event after its terminal one: {event:?}");
@@ -142,22 +148,28 @@ impl Simulation {
         }
     }
 
+    /// The answers of a job behind the first start when it has its first token.
+    fn judge_turn(&self, sequence: SequenceId) {
+        let first = SequenceId { choice: 0, ..sequence };
+        let has_begun = self.generated.get(&first).is_some_and(|tokens| !tokens.is_empty());
+        assert!(sequence.choice == 0 || has_begun, "{sequence:?} computes the prompt a second time");
+    }
+
     fn judge_plan(&self, plan: &StepPlan) {
         assert!(!plan.rows.is_empty());
         let mut prefills = 0;
         for row in &plan.rows {
-            let job = &self.core.jobs[&row.job];
-            let Phase::Running(running) = &job.phase else { panic!("a waiting job is in a step") };
+            let running = self.core.jobs[&row.sequence.job].running(row.sequence.choice);
             assert_eq!(row.position, running.computed);
             assert!(row.tokens.len() <= self.core.limits.prefill_chunk_tokens);
             prefills += usize::from(running.tokens.len() - running.computed > 1);
         }
         assert!(prefills <= 1, "at most one prefill chunk");
-        for id in &self.core.running {
-            let job = &self.core.jobs[id];
-            let Phase::Running(running) = &job.phase else { unreachable!() };
+        for sequence in &self.core.running {
+            let job = &self.core.jobs[&sequence.job];
+            let running = job.running(sequence.choice);
             if job.model == plan.model && running.tokens.len() - running.computed == 1 {
-                assert!(plan.rows.iter().any(|row| row.job == *id), "a decode row is missing");
+                assert!(plan.rows.iter().any(|row| row.sequence == *sequence), "a decode row is missing");
             }
         }
     }
@@ -175,17 +187,18 @@ impl Simulation {
         }
         let max_tokens = 1 + self.rng.below(60) as usize;
         let owner = (self.rng.below(2) == 0).then(|| ConnectionId(self.rng.below(4)));
-        let record =
-            Record { prompt: prompt.clone(), max_tokens, arrival: self.next_job, ..Record::default() };
+        let choices = if self.rng.below(3) == 0 { 1 + self.rng.below(5) as u32 } else { 1 };
+        let arrival = self.next_job;
+        let record = Record { prompt: prompt.clone(), max_tokens, choices, arrival, ..Record::default() };
         self.records.insert(id, record);
-        self.tokens.insert(id, prompt.clone());
+        let model = name.into();
         let new =
-            NewJob { id, model: name.into(), prompt, max_tokens, bytes: length, arrived_at: self.now, owner };
+            NewJob { id, model, prompt, max_tokens, choices, bytes: length, arrived_at: self.now, owner };
         self.input(Input::Submit(new));
     }
 
     fn answer_lease(&mut self) {
-        let Some((job, model, prompt, capacity)) = self.lease_question.take() else { return };
+        let Some((sequence, model, prompt, capacity)) = self.lease_question.take() else { return };
         let result = match self.ledgers.get_mut(&model).expect("model").lease(&prompt, capacity) {
             Ok(grant) => {
                 self.leases += 1;
@@ -195,7 +208,7 @@ impl Simulation {
             Err(LeaseError::NotNow { .. }) => Err(NoLease::NotNow),
             Err(never) => panic!("the core let an impossible job in: {never}"),
         };
-        self.input(Input::Leased { job, result });
+        self.input(Input::Leased { sequence, result });
     }
 
     fn answer_step(&mut self) {
@@ -207,9 +220,9 @@ impl Simulation {
                 self.kv.entry((plan.model.clone(), block)).or_insert([u32::MAX; BLOCK_TOKENS])
                     [at % BLOCK_TOKENS] = *token;
             }
-            self.known.insert(row.job);
+            self.known.insert(row.sequence);
             let accepted = row.samples.then(|| Ok(self.sample(&plan.model, row)));
-            rows.push(RowOutcome { job: row.job, accepted });
+            rows.push(RowOutcome { sequence: row.sequence, accepted });
         }
         self.input(Input::StepDone(StepOutcome { rows }));
     }
@@ -220,20 +233,21 @@ impl Simulation {
         let seen: Vec<u32> = (0..length)
             .map(|at| self.kv[&(model.clone(), row.blocks[at / BLOCK_TOKENS])][at % BLOCK_TOKENS])
             .collect();
-        let known = self.tokens.get_mut(&row.job).expect("submitted");
-        assert_eq!(&seen, known, "seed {}: the blocks of {:?} hold another sequence", self.seed, row.job);
-        let token = next_token(&seen);
-        known.push(token);
+        let generated = self.generated.entry(row.sequence).or_default();
+        let known = [&self.records[&row.sequence.job].prompt[..], &generated[..]].concat();
+        assert_eq!(seen, known, "seed {}: the blocks of {:?} hold another sequence", self.seed, row.sequence);
+        let token = next_token(&seen, row.sequence.choice);
+        generated.push(token);
         let stop = Some(StopCause::EndOfText { token });
         let finish = (token == TOKEN_OF_THE_END).then_some(ChoiceEnd { reason: FinishReason::Stop, stop });
         if finish.is_some() {
-            self.known.remove(&row.job);
+            self.known.remove(&row.sequence);
         }
-        let mut text = self.held.remove(&row.job).unwrap_or_default() + &format!("{token} ");
+        let mut text = self.held.remove(&row.sequence).unwrap_or_default() + &format!("{token} ");
         let mut held = String::new();
         if finish.is_none() && token.is_multiple_of(3) {
             held = std::mem::take(&mut text);
-            self.held.insert(row.job, held.clone());
+            self.held.insert(row.sequence, held.clone());
         }
         Accepted { token, text, held, logprob: None, finish }
     }
@@ -281,47 +295,56 @@ impl Simulation {
     }
 }
 
-/// The events of a job that ended by itself are those of the same prompt alone on the machine.
+/// Each answer is that of the same prompt alone on the machine, as far as it came.
 fn judge_events(record: &Record) {
-    let Some(Event::Finished { reason, usage, .. }) = record.events.last() else {
+    let Some(Event::Finished { reason, choices, usage }) = record.events.last() else {
         panic!("no job fails here")
     };
-    let text: String = record.events.iter().filter_map(|event| text_of(event)).collect();
-    let sent: u32 = record
-        .events
-        .iter()
-        .map(|event| if let Event::Text { tokens, .. } = event { *tokens } else { 0 })
-        .sum();
-    assert_eq!(u64::from(sent), usage.generated_tokens, "held text comes with the end");
+    assert_eq!(choices.len() as u32, record.choices, "every answer has its end");
+    assert_eq!(choices.iter().map(|end| end.reason).max(), Some(*reason));
+    let mut generated = 0;
+    for (choice, end) in (0..).zip(choices) {
+        generated += judge_answer(record, choice, end);
+    }
+    assert_eq!(generated, usage.generated_tokens, "held text comes with the end");
+    let started = record.events.iter().filter(|event| matches!(event, Event::Started { .. })).count();
+    assert!(started == 1 || (started == 0 && generated == 0), "a job starts once");
+}
 
+/// Returns how many tokens the answer has.
+fn judge_answer(record: &Record, choice: u32, end: &ChoiceEnd) -> u64 {
+    let (mut text, mut sent) = (String::new(), 0);
+    for event in &record.events {
+        if let Event::Text { choice: of, text: part, tokens, .. } = event
+            && *of == choice
+        {
+            text.push_str(part);
+            sent += u64::from(*tokens);
+        }
+    }
     let mut tokens = record.prompt.clone();
     let mut alone = String::new();
-    let mut end = FinishReason::Length;
-    for _ in 0..usage.generated_tokens {
-        let token = next_token(&tokens);
+    let mut reason = FinishReason::Length;
+    for _ in 0..sent {
+        let token = next_token(&tokens, choice);
         tokens.push(token);
         alone.push_str(&format!("{token} "));
         if token == TOKEN_OF_THE_END {
-            end = FinishReason::Stop;
+            reason = FinishReason::Stop;
         }
     }
     assert_eq!(text, alone);
-    match reason {
+    match end.reason {
         FinishReason::Cancelled => {}
-        FinishReason::Length => {
-            assert_eq!((end, usage.generated_tokens as usize), (*reason, record.max_tokens))
-        }
-        FinishReason::Stop => assert_eq!(end, *reason),
+        FinishReason::Length => assert_eq!((reason, sent as usize), (end.reason, record.max_tokens)),
+        FinishReason::Stop => assert_eq!(reason, end.reason),
     }
-}
-
-fn text_of(event: &Event) -> Option<&str> {
-    if let Event::Text { text, .. } = event { Some(text) } else { None }
+    sent
 }
 
 #[test]
 fn random_days_end_well() {
-    let (mut finished, mut cancelled) = (0, 0);
+    let (mut finished, mut cancelled, mut several, mut partly) = (0, 0, 0, 0);
     for seed in 1..=60 {
         let mut simulation = Simulation::new(seed);
         for _ in 0..4000 {
@@ -335,15 +358,20 @@ fn random_days_end_well() {
         }
         simulation.judge_end();
         for record in simulation.records.values() {
-            match record.events.last() {
-                Some(Event::Finished { reason: FinishReason::Cancelled, .. }) => cancelled += 1,
+            let Some(Event::Finished { reason, choices, .. }) = record.events.last() else { unreachable!() };
+            let is_cut = |end: &ChoiceEnd| end.reason == FinishReason::Cancelled;
+            match reason {
+                FinishReason::Cancelled => cancelled += 1,
                 _ => finished += 1,
             }
+            several += usize::from(choices.len() > 1 && !choices.iter().any(is_cut));
+            partly += usize::from(choices.iter().any(is_cut) && !choices.iter().all(is_cut));
         }
     }
     assert!(
-        finished > 1000 && cancelled > 200,
-        "the days were too quiet: {finished} finished, {cancelled} cancelled"
+        finished > 1000 && cancelled > 200 && several > 200 && partly > 20,
+        "the days were too quiet: {finished} finished, {several} of them with several answers, {cancelled} cancelled, \
+         {partly} of them after some of their answers"
     );
 }
 

@@ -25,6 +25,7 @@ fn job(id: u64, prompt_tokens: usize, max_tokens: usize) -> Input {
         model: "m".into(),
         prompt: vec![1; prompt_tokens],
         max_tokens,
+        choices: 1,
         bytes: 10,
         arrived_at: Duration::ZERO,
         owner: None,
@@ -49,12 +50,16 @@ fn ending(actions: &[Action]) -> Option<&Event> {
     })
 }
 
+fn first(id: u64) -> SequenceId {
+    SequenceId { job: JobNumber(id), choice: 0 }
+}
+
 fn grant(core: &mut Core, id: u64, blocks: &[u32]) -> Vec<Action> {
     // Any ledger makes a lease id; one of its own keeps this test apart from the ledger's rules.
     let mut ledger = zllm_state::BlockLedger::new(zllm_state::Fingerprint([0; 32]), 1, 1);
     let lease = ledger.lease(&[1], 1).expect("one block").lease;
     let lease = Lease { id: lease, blocks: blocks.into(), cached_tokens: 0 };
-    core.step(Input::Leased { job: JobNumber(id), result: Ok(lease) }, Duration::ZERO)
+    core.step(Input::Leased { sequence: first(id), result: Ok(lease) }, Duration::ZERO)
 }
 
 fn accepted(token: u32, text: &str, held: &str) -> Accepted {
@@ -65,7 +70,7 @@ fn done(core: &mut Core, tokens: &[(u64, Option<u32>)]) -> Vec<Action> {
     let rows = tokens
         .iter()
         .map(|&(id, token)| RowOutcome {
-            job: JobNumber(id),
+            sequence: first(id),
             accepted: token.map(|token| Ok(accepted(token, "x", ""))),
         })
         .collect();
@@ -121,7 +126,7 @@ fn decode_rows_go_with_one_prefill_chunk() {
     let actions = done(&mut core, &[(1, Some(7))]);
     let rows = &plan(&actions).expect("both go on").rows;
     let shape: Vec<_> =
-        rows.iter().map(|row| (row.job.0, row.position, row.tokens.len(), row.samples)).collect();
+        rows.iter().map(|row| (row.sequence.job.0, row.position, row.tokens.len(), row.samples)).collect();
     assert_eq!(shape, [(1, 3, 1, true), (2, 0, 8, false)]);
 }
 
@@ -166,11 +171,14 @@ fn a_sequence_that_gives_no_token_fails_alone_and_gives_its_blocks_back() {
     let mut core = core();
     core.step(job(1, 3, 9), Duration::ZERO);
     grant(&mut core, 1, &[0]);
-    let row = RowOutcome { job: JobNumber(1), accepted: Some(Err("no number".into())) };
+    let row = RowOutcome { sequence: first(1), accepted: Some(Err("no number".into())) };
     let actions = core.step(Input::StepDone(StepOutcome { rows: vec![row] }), Duration::ZERO);
     let failed = |action: &Action| matches!(action, Action::Event { event: Event::Failed { message }, .. } if message == "no number");
     assert!(actions.iter().any(failed), "{actions:?}");
-    assert!(actions.iter().any(|action| matches!(action, Action::Release { job: JobNumber(1), .. })));
+    assert!(actions.iter().any(|action| matches!(
+        action,
+        Action::Release { sequence: SequenceId { job: JobNumber(1), choice: 0 }, .. }
+    )));
     assert!(
         !actions.iter().any(|action| matches!(action, Action::Forget { .. })),
         "the device has forgotten it"
@@ -183,12 +191,12 @@ fn text_that_is_held_back_comes_before_the_cancelled_end() {
     let mut core = core();
     core.step(job(1, 3, 9), Duration::ZERO);
     grant(&mut core, 1, &[0]);
-    let accepted = accepted(7, "", "<en");
-    let row = RowOutcome { job: JobNumber(1), accepted: Some(Ok(accepted)) };
+    let first_token = accepted(7, "", "<en");
+    let row = RowOutcome { sequence: first(1), accepted: Some(Ok(first_token)) };
     core.step(Input::StepDone(StepOutcome { rows: vec![row] }), Duration::ZERO);
     core.step(Input::Cancel(JobNumber(1)), Duration::ZERO);
-    let accepted = accepted(8, "", "<end");
-    let row = RowOutcome { job: JobNumber(1), accepted: Some(Ok(accepted)) };
+    let second_token = accepted(8, "", "<end");
+    let row = RowOutcome { sequence: first(1), accepted: Some(Ok(second_token)) };
     let actions = core.step(Input::StepDone(StepOutcome { rows: vec![row] }), Duration::ZERO);
     let events: Vec<_> = actions
         .iter()
@@ -210,8 +218,11 @@ fn a_release_that_overtakes_a_refusal_is_not_missed() {
     // Job 1 ends while the KV store's refusal for job 2 is on its way.
     done(&mut core, &[(1, Some(7))]);
     let actions =
-        core.step(Input::Leased { job: JobNumber(2), result: Err(NoLease::NotNow) }, Duration::ZERO);
-    assert!(matches!(actions[0], Action::Lease { job: JobNumber(2), .. }), "it asks again: {actions:?}");
+        core.step(Input::Leased { sequence: first(2), result: Err(NoLease::NotNow) }, Duration::ZERO);
+    assert!(
+        matches!(actions[0], Action::Lease { sequence: SequenceId { job: JobNumber(2), .. }, .. }),
+        "it asks again: {actions:?}"
+    );
 }
 
 #[test]
@@ -227,4 +238,82 @@ fn the_end_of_a_connection_cancels_its_own_jobs() {
     let actions = done(&mut core, &[(1, Some(7))]);
     assert!(matches!(ending(&actions), Some(Event::Finished { reason: FinishReason::Cancelled, .. })));
     assert_eq!(core.load(), Load { queued_jobs: 0, running_jobs: 1 });
+}
+
+/// A job of `choices` answers whose first has its first token, and all of whose others are granted their lease.
+fn side_by_side(core: &mut Core, choices: u32) {
+    let Input::Submit(new) = job(1, 3, 9) else { unreachable!() };
+    core.step(Input::Submit(NewJob { choices, ..new }), Duration::ZERO);
+    grant(core, 1, &[0]);
+    let actions = done(core, &[(1, Some(7))]);
+    assert!(
+        matches!(actions[..], [.., Action::Lease { sequence: SequenceId { choice: 1, .. }, .. }, _]),
+        "{actions:?}"
+    );
+    for choice in 1..choices {
+        let mut ledger = zllm_state::BlockLedger::new(zllm_state::Fingerprint([0; 32]), 1, 1);
+        let id = ledger.lease(&[1], 1).expect("one block").lease;
+        let lease = Lease { id, blocks: [choice].into(), cached_tokens: 0 };
+        let sequence = SequenceId { job: JobNumber(1), choice };
+        core.step(Input::Leased { sequence, result: Ok(lease) }, Duration::ZERO);
+    }
+    core.check();
+}
+
+#[test]
+fn answers_behind_the_first_wait_for_the_prompt_and_hold_nobody_back() {
+    let mut core = core();
+    let Input::Submit(new) = job(1, 20, 9) else { unreachable!() };
+    core.step(Input::Submit(NewJob { choices: 2, ..new }), Duration::ZERO);
+    grant(&mut core, 1, &[0]);
+    // The first chunk of the prompt is out: the second answer waits, another job does not.
+    let actions = core.step(job(2, 3, 9), Duration::ZERO);
+    assert!(
+        matches!(actions[..], [_, Action::Lease { sequence: SequenceId { job: JobNumber(2), .. }, .. }]),
+        "{actions:?}"
+    );
+    assert_eq!(core.load(), Load { queued_jobs: 2, running_jobs: 1 });
+}
+
+#[test]
+fn a_failing_answer_fails_its_job_once_and_every_lease_comes_back() {
+    let mut core = Core::new(CoreLimits { running_jobs: 4, ..limits() });
+    core.step(Input::ModelUp { model: "m".into(), total_blocks: 4 }, Duration::ZERO);
+    side_by_side(&mut core, 3);
+    let in_flight = core.in_flight.clone().expect("a step is out");
+    // Whoever is in the step: the first fails, the others get a token.
+    let rows = in_flight.rows.iter().enumerate().map(|(at, row)| {
+        let result = if at == 0 { Err("no number".to_owned()) } else { Ok(accepted(8, "x", "")) };
+        RowOutcome { sequence: row.sequence, accepted: row.samples.then_some(result) }
+    });
+    let rows = rows.collect();
+    let actions = core.step(Input::StepDone(StepOutcome { rows }), Duration::ZERO);
+    core.check();
+    let endings =
+        actions.iter().filter(|action| matches!(action, Action::Event { event: Event::Failed { .. }, .. }));
+    assert_eq!(endings.count(), 1, "{actions:?}");
+    let released = actions.iter().filter(|action| matches!(action, Action::Release { .. })).count();
+    assert_eq!((released, core.is_idle()), (3, true), "{actions:?}");
+}
+
+#[test]
+fn a_cancel_ends_every_answer_and_counts_what_they_took_together() {
+    let mut core = Core::new(CoreLimits { running_jobs: 4, ..limits() });
+    core.step(Input::ModelUp { model: "m".into(), total_blocks: 4 }, Duration::ZERO);
+    side_by_side(&mut core, 2);
+    let mut actions = core.step(Input::Cancel(JobNumber(1)), Duration::ZERO);
+    core.check();
+    if let Some(plan) = core.in_flight.clone() {
+        let outcome = |row: &PlanRow| RowOutcome {
+            sequence: row.sequence,
+            accepted: row.samples.then(|| Ok(accepted(8, "x", ""))),
+        };
+        let rows = plan.rows.iter().map(outcome).collect();
+        actions = core.step(Input::StepDone(StepOutcome { rows }), Duration::ZERO);
+    }
+    let Some(Event::Finished { reason: FinishReason::Cancelled, choices, usage }) = ending(&actions) else {
+        panic!("{actions:?}")
+    };
+    assert_eq!(choices.as_slice(), [CANCELLED; 2]);
+    assert_eq!((usage.prompt_tokens, core.is_idle()), (3, true));
 }
