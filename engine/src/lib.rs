@@ -25,7 +25,7 @@ pub use engine::{CancelHandle, Engine, GenerateError, KvFigures, Summary};
 pub use generation::{Accepted, Alternative, Generation, NoLogits, TokenReport};
 pub use loaded::{LoadError, LoadOptions, LoadedModel};
 pub use message::Message;
-pub use oracle::Oracle;
+pub use oracle::{Oracle, Watched};
 pub use request::{
     Chat, FinishReason, GenerationParams, MAX_LOG_PROBABILITIES, MAX_STOP_TOKENS, Prompt, RequestError,
     StopCause,

@@ -35,6 +35,18 @@ struct LayerCache {
     values: Vec<Row>,
 }
 
+/// What the attention of one layer works on: after norms and rope, one row a position.
+pub struct Watched<'a> {
+    /// Its shape.
+    pub attention: &'a AttentionSpec,
+    /// Queries of the tokens that are appended: heads side by side.
+    pub queries: &'a [Vec<f32>],
+    /// Keys of the whole sequence, likewise.
+    pub keys: &'a [Vec<f32>],
+    /// Values of the whole sequence, likewise.
+    pub values: &'a [Vec<f32>],
+}
+
 impl Oracle {
     /// Expands every tensor of `file` that `spec` names.
     ///
@@ -66,6 +78,14 @@ impl Oracle {
     /// # Panics
     /// When a token is outside the vocabulary.
     pub fn forward(&mut self, tokens: &[u32]) -> Vec<Row> {
+        self.forward_watched(tokens, &mut |_| {})
+    }
+
+    /// As [`Oracle::forward`]; shows `watch` what the attention of each layer works on, layer after layer.
+    ///
+    /// # Panics
+    /// When a token is outside the vocabulary.
+    pub fn forward_watched(&mut self, tokens: &[u32], watch: &mut dyn FnMut(Watched<'_>)) -> Vec<Row> {
         let spec = self.spec.clone();
         let start = self.position();
         let embedding = &self.tensors[&spec.embedding];
@@ -79,7 +99,7 @@ impl Oracle {
         for (index, layer) in spec.layers.iter().enumerate() {
             let normed = self.norm_all(layer.mixer_norm.as_ref(), &hidden);
             let Mixer::Attention(attention) = &layer.mixer;
-            let mixed = self.attention(attention, index, start, &normed);
+            let mixed = self.attention(attention, index, start, &normed, watch);
             self.add(&mut hidden, mixed, layer.mixer_post_norm.as_ref(), layer.residual_scale);
 
             let normed = self.norm_all(layer.ffn_norm.as_ref(), &hidden);
@@ -97,7 +117,14 @@ impl Oracle {
         logits
     }
 
-    fn attention(&mut self, a: &AttentionSpec, layer: usize, start: usize, rows: &[Row]) -> Vec<Row> {
+    fn attention(
+        &mut self,
+        a: &AttentionSpec,
+        layer: usize,
+        start: usize,
+        rows: &[Row],
+        watch: &mut dyn FnMut(Watched<'_>),
+    ) -> Vec<Row> {
         let mut queries = self.linear(&a.query, rows);
         let mut keys = self.linear(&a.key, rows);
         let values = self.linear(&a.value, rows);
@@ -122,6 +149,7 @@ impl Oracle {
         self.cache[layer].values.extend(values);
 
         let cache = &self.cache[layer];
+        watch(Watched { attention: a, queries: &queries, keys: &cache.keys, values: &cache.values });
         let sinks = a.sinks.as_ref().map(|name| self.tensors[name].as_slice());
         let mixed: Vec<Row> =
             queries.iter().enumerate().map(|(i, q)| attend(a, sinks, q, start + i, cache)).collect();

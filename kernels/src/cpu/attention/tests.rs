@@ -196,14 +196,19 @@ fn kept(codec: KvCodec, dim: usize, values: &[f32]) -> Vec<f32> {
     values.chunks(dim).flat_map(|head| head.chunks(64)).flat_map(group).collect()
 }
 
-/// Softmax attention as a textbook has it.
+/// Softmax attention as a textbook has it, of all rows.
 fn naive(case: &Case, sequence: &Sequence) -> Vec<f64> {
+    naive_at(case, sequence, 0..sequence.tokens)
+}
+
+/// The same of the rows at `positions`.
+fn naive_at(case: &Case, sequence: &Sequence, positions: std::ops::Range<usize>) -> Vec<f64> {
     let Case { heads, layer, .. } = *case;
     let keys_kept = kept(case.format.keys, layer.k_dim, &sequence.k);
     let values_kept = kept(case.format.values, layer.v_dim, &sequence.v);
     let sinks = case.sinks();
     let mut out = vec![];
-    for position in 0..sequence.tokens {
+    for position in positions {
         for head in 0..heads {
             let kv_head = head / (heads / layer.kv_heads);
             let q = &sequence.q[(position * heads + head) * layer.k_dim..][..layer.k_dim];
@@ -267,6 +272,37 @@ fn close_to_f64() {
             typical < tolerance && worst < WORST * tolerance,
             "{case:?}: {typical:.1e}, at most {worst:.1e}"
         );
+    }
+}
+
+#[test]
+fn rows_far_out_are_as_exact_as_near_ones() {
+    const TOKENS: usize = 1 << 15;
+    for format in FORMATS {
+        for window in [None, Some(1000)] {
+            let case = Case { window, ..Case::new(format, 1, 1, 64, 64) };
+            let sequence = Sequence::new(&case, 8, TOKENS);
+            let want = naive_at(&case, &sequence, TOKENS - 1..TOKENS);
+            let mut first: Option<Vec<f32>> = None;
+            for (isa, threads) in [(Isa::Scalar, 1), (Isa::best(), 3)] {
+                let mut bench = Bench::new(case, isa, threads, TOKENS / KV_BLOCK_TOKENS, 5);
+                let table = bench.table(TOKENS);
+                let (rows, position) = (TOKENS - 1, 0);
+                let spans = [Span { first_row: 0, rows, position, blocks: &table }];
+                let [k, v] = [&sequence.k, &sequence.v].map(|x| &x[..rows * 64]);
+                append(&bench.pool, isa, &mut bench.arena, 1, &spans, k, v);
+                let got = bench.step(&[(&sequence, &table, TOKENS - 1..TOKENS)]).remove(0);
+                let off = |(got, want): (&f32, &f64)| (f64::from(*got) - want).powi(2);
+                let error = got.iter().zip(&want).map(off).sum::<f64>();
+                let error = (error / want.iter().map(|x| x * x).sum::<f64>()).sqrt();
+                assert!(error < F16_TOLERANCE, "{case:?} {}: {error:.1e}", isa.name());
+                assert_same(
+                    &got,
+                    first.get_or_insert_with(|| got.clone()),
+                    &format!("{case:?} {}", isa.name()),
+                );
+            }
+        }
     }
 }
 
