@@ -5,10 +5,8 @@
 
 mod common;
 
-use zllm_engine::{
-    LoadError, LoadOptions, LoadedModel, Oracle, RuntimeError, StepRow, Want, gguf::GgufFile, spec::ModelSpec,
-};
-use zllm_kernels::{backend::DeviceError, cpu::isa::Isa};
+use zllm_engine::{LoadOptions, LoadedModel, Oracle, StepRow, Want, gguf::GgufFile, spec::ModelSpec};
+use zllm_kernels::cpu::isa::Isa;
 
 /// The oracle against the reference, which both compute in f32.
 const ORACLE_NMSE: f64 = 1e-8;
@@ -19,6 +17,9 @@ const ORACLE_GELU_NMSE: f64 = 1e-6;
 const CPU_NMSE: f64 = 1e-5;
 /// The same with weights of four bits, which meet activations of eight.
 const PACKED_CPU_NMSE: f64 = 1e-3;
+/// The same of `llama-nvfp4`, whose factors make its attention so sharp that every error grows: in f32 it is 24 times as far from
+/// the reference as `qwen3moe-nvfp4`. llama.cpp's packed kernels are 4.7e-3 from it.
+const SHARP_CPU_NMSE: f64 = 4e-3;
 
 #[test]
 fn every_variant_is_within_its_tolerance() {
@@ -38,13 +39,16 @@ fn every_variant_is_within_its_tolerance() {
         let spec = ModelSpec::read(&file, None).expect("a supported family");
         let oracle = Oracle::load(&file, spec, 1).expect("decodable").forward(&tokens);
         let oracle = distance(&oracle, &wanted);
-        let cpu = cpu_logits(&name, &tokens).map(|logits| distance(&logits, &wanted));
-        let allowed = if name.ends_with("nvfp4") { PACKED_CPU_NMSE } else { CPU_NMSE };
+        let cpu = distance(&cpu_logits(&name, &tokens), &wanted);
+        let allowed = match &*name {
+            "llama-nvfp4" => SHARP_CPU_NMSE,
+            name if name.ends_with("nvfp4") => PACKED_CPU_NMSE,
+            _ => CPU_NMSE,
+        };
         let oracle_allowed = if name.starts_with("gemma") { ORACLE_GELU_NMSE } else { ORACLE_NMSE };
-        let shown = cpu.map_or_else(|| "refused".to_owned(), |cpu| format!("{cpu:.1e}"));
-        println!("{name:<28} {oracle:>10.1e} {shown:>10} {allowed:>10.0e}");
+        println!("{name:<28} {oracle:>10.1e} {cpu:>10.1e} {allowed:>10.0e}");
         // NaN fails too.
-        if !(oracle <= oracle_allowed && cpu.is_none_or(|cpu| cpu <= allowed)) {
+        if !(oracle <= oracle_allowed && cpu <= allowed) {
             wrong.push(name);
         }
     }
@@ -70,8 +74,7 @@ fn distance(found: &[Vec<f32>], wanted: &[(usize, Vec<f32>)]) -> f64 {
     common::nmse(&found, &wanted)
 }
 
-/// `None` where the CPU does not multiply the weights' format and says so.
-fn cpu_logits(name: &str, tokens: &[u32]) -> Option<Vec<Vec<f32>>> {
+fn cpu_logits(name: &str, tokens: &[u32]) -> Vec<Vec<f32>> {
     let options = LoadOptions {
         threads: 2,
         isa: Some(Isa::best()),
@@ -81,11 +84,8 @@ fn cpu_logits(name: &str, tokens: &[u32]) -> Option<Vec<Vec<f32>>> {
         ..LoadOptions::default()
     };
     let path = common::testdata(&format!("variants/{name}.gguf"));
-    let mut model = match LoadedModel::load(&path, &options, &mut |_| {}) {
-        Err(LoadError::Runtime(RuntimeError::Device(DeviceError::UnsupportedFormat { .. }))) => return None,
-        loaded => loaded.expect("a variant"),
-    };
+    let mut model = LoadedModel::load(&path, &options, &mut |_| {}).expect("a variant");
     let row = StepRow { tokens, position: 0, blocks: &[0], want: Want::All };
     let mut logits = model.step(&[row]).expect("a step");
-    Some((0..tokens.len()).map(|i| logits.row_mut(i).to_vec()).collect())
+    (0..tokens.len()).map(|i| logits.row_mut(i).to_vec()).collect()
 }

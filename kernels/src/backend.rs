@@ -33,20 +33,6 @@ pub enum DeviceError {
         /// Bytes given.
         found: usize,
     },
-    /// A block format that the backend decodes but does not multiply.
-    #[error(
-        "tensor {name}: the {backend} backend has no product for {format}; use a file with one of: {known}"
-    )]
-    UnsupportedFormat {
-        /// Tensor name.
-        name: String,
-        /// Its format.
-        format: BlockFormat,
-        /// Backend name.
-        backend: &'static str,
-        /// Names of the formats that it multiplies.
-        known: String,
-    },
     /// Memory that the system does not give.
     #[error("the {backend} backend gets no {bytes} bytes for {what}; ask for less")]
     OutOfMemory {

@@ -11,7 +11,7 @@ mod legacy;
 mod ternary;
 
 pub use decode::decode_row;
-pub(crate) use decode::{MAX_BLOCK_LEN, Scales, unpack_codes};
+pub(crate) use decode::{MAX_BLOCK_LEN, Scales, scales, unpack_codes, unpack_fields};
 pub(crate) use k_quants::six_bit_pair;
 
 /// How a tensor's numbers are packed. A block is the smallest unit: `block_len` weights in `block_bytes` bytes.
@@ -179,6 +179,6 @@ impl BlockFormat {
 
 impl std::fmt::Display for BlockFormat {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
+        f.pad(self.name())
     }
 }

@@ -145,9 +145,6 @@ fn refused(name: &str, error: PackError) -> DeviceError {
         PackError::WrongSize { format, rows, cols, bytes } => {
             DeviceError::WrongSize { name: name.to_owned(), format, rows, cols, found: bytes }
         }
-        PackError::NoKernel { format, known } => {
-            DeviceError::UnsupportedFormat { name: name.to_owned(), format, backend: super::NAME, known }
-        }
         PackError::Empty { rows: 0, .. } => shape("rows", 0, "at least 1 is"),
         PackError::Empty { cols, .. } => shape("columns", cols, "at least 1 is"),
         PackError::PartialBlock { format, cols } => shape(

@@ -6,7 +6,7 @@
 //! rows there are, the tile that they fall in, the thread, the other weights of the call, or the instruction set.
 //!
 //! Quantised weights: the activations are rounded to signed bytes `q` with one scale `a` per 32 columns (`rows`). For each
-//! output, over the blocks `b` of 32 columns (16 for Q6_K) in ascending order:
+//! output, over the blocks `b` of 32 columns (16 where a scale spans 16) in ascending order:
 //!
 //! ```text
 //! acc = fma(f32(sum of (code - offset) * q) * a[b], scale[b], acc)
@@ -19,12 +19,19 @@
 //! Lanes are output rows (`layout`), so no kernel ever sums across lanes, and columns are never split over threads. A block
 //! with a NaN or an infinity in its activations gives NaN.
 //!
+//! # How weights meet a kernel
+//!
+//! Float formats and those of plain bits are read as they lie in memory (`layout`, `source`). The others are decoded first, a
+//! small panel at a time, which the same tiles multiply (`panel`). Memory holds the file's bytes either way.
+//!
 //! # How the work is spread
 //!
 //! One call is one job for the pool, over the groups of all its weights. Each thread walks one contiguous stretch of memory
 //! (measured: 37-40 GB/s from DRAM where small pieces dealt out in turn gave 24), and takes pieces of 100 KB off the others'
 //! stretches when it is done.
 
+#[cfg(test)]
+mod accuracy;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -34,6 +41,7 @@ mod floats;
 mod layout;
 mod line;
 mod pack;
+mod panel;
 mod rows;
 mod scalar;
 #[cfg(target_arch = "x86_64")]

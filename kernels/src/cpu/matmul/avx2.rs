@@ -1,12 +1,13 @@
 //! AVX2 with FMA: 8 rows a vector, `vpmaddubsw` adds two products to an i16, `vpmaddwd` two of those to an i32.
 //!
 //! A 16-bit sum of two products of a code and an activation (at most 127) never overflows: codes of 4 bits leave room for 8
-//! of them, of 5 bits for 4, of 6 bits for 2. 8-bit codes are multiplied as signed numbers, the sign moved to the activation
-//! (128 * 127 * 2 fits).
+//! of them, of 5 bits for 4, of 6 bits for 2. Codes of offset 128 are multiplied as signed numbers, the sign moved to the
+//! activation (128 * 127 * 2 fits).
 
 use super::{
     GroupJob, floats,
-    layout::{Format, QUADS, with_format},
+    layout::{Codes, Format, QUADS, with_format},
+    panel::{self, with_panel},
     rows::{Quantised, quantise_plain},
     simd::Simd,
     tile,
@@ -15,22 +16,16 @@ use super::{
 use crate::blocks::BlockFormat;
 use std::arch::x86_64::*;
 
-/// How many 16-bit sums of two products may be added for codes of `bits` bits.
-const fn sums_that_fit(bits: usize) -> usize {
-    match bits {
-        4 => QUADS,
-        5 => 4,
-        6 => 2,
-        _ => 1,
+/// How many 16-bit sums of two products may be added for codes of at most `largest`: a power of two, at most a block's quads.
+const fn sums_that_fit(largest: usize) -> usize {
+    let mut sums = QUADS;
+    while sums * 2 * largest * 127 > i16::MAX as usize {
+        sums /= 2;
     }
+    sums
 }
-
-const fn largest_sum(bits: usize) -> usize {
-    let code = if bits == 8 { 128 } else { (1 << bits) - 1 };
-    sums_that_fit(bits) * 2 * code * 127
-}
-const _: () = assert!(largest_sum(4) <= i16::MAX as usize && largest_sum(5) <= i16::MAX as usize);
-const _: () = assert!(largest_sum(6) <= i16::MAX as usize && largest_sum(8) <= i16::MAX as usize);
+const _: () = assert!(sums_that_fit(15) == 8 && sums_that_fit(31) == 4 && sums_that_fit(63) == 2);
+const _: () = assert!(sums_that_fit(128) == 1);
 
 /// Runs a job.
 ///
@@ -38,7 +33,10 @@ const _: () = assert!(largest_sum(6) <= i16::MAX as usize && largest_sum(8) <= i
 /// As for [`super::run`].
 pub(super) unsafe fn run(job: &GroupJob) {
     // SAFETY: as the caller promises.
-    unsafe { with_format!(job.format, F => quantised::<F>(job), _ => float_weights(job)) }
+    unsafe {
+        with_format!(job.format, F => quantised::<F>(job),
+            panel => with_panel!(job.format, P => decoded::<P>(job)), _ => float_weights(job))
+    }
 }
 
 /// # Safety
@@ -47,6 +45,14 @@ pub(super) unsafe fn run(job: &GroupJob) {
 unsafe fn quantised<F: Format>(job: &GroupJob) {
     // SAFETY: as the caller promises.
     unsafe { tile::run::<Avx2, F>(job) }
+}
+
+/// # Safety
+/// As for [`super::run`].
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn decoded<P: Codes>(job: &GroupJob) {
+    // SAFETY: as the caller promises.
+    unsafe { tile::run_panels::<Avx2, P>(job) }
 }
 
 /// # Safety
@@ -61,6 +67,12 @@ unsafe fn float_weights(job: &GroupJob) {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn pack_groups(format: BlockFormat, cols: usize, rows: &[u8], out: &mut [u8]) {
     pack_groups_plain(format, cols, rows, out);
+}
+
+/// See [`super::panel`].
+#[target_feature(enable = "avx2,fma,f16c")]
+fn decode_units(format: BlockFormat, units: &[u8], panel: &mut [u32]) {
+    panel::decode_units(format, units, panel);
 }
 
 /// See [`super::rows`].
@@ -95,8 +107,8 @@ impl Simd for Avx2 {
     type Floats = __m256;
 
     #[inline(always)]
-    fn quads_between_settles(bits: usize) -> usize {
-        sums_that_fit(bits)
+    fn quads_between_settles(largest: usize) -> usize {
+        sums_that_fit(largest)
     }
 
     methods! {
@@ -127,12 +139,17 @@ impl Simd for Avx2 {
             };
             _mm256_or_si256(nibbles, _mm256_and_si256(placed, _mm256_set1_epi8(0x30)))
         };
+        fn look_up(table: &[u8; 16], codes: __m256i) -> __m256i = _mm256_shuffle_epi8(
+            _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())),
+            codes
+        );
+        fn decode_units(format: BlockFormat, units: &[u8], panel: &mut [u32]) = decode_units(format, units, panel);
         fn four_activations(from: *const i8) -> __m256i = _mm256_set1_epi32(from.cast::<i32>().read_unaligned());
         fn ints(value: i32) -> __m256i = _mm256_set1_epi32(value);
         fn no_partial() -> __m256i = _mm256_setzero_si256();
-        fn dot(ints: &mut __m256i, partial: &mut __m256i, bits: usize, codes: __m256i, activations: __m256i) = {
+        fn dot(ints: &mut __m256i, partial: &mut __m256i, signed: bool, codes: __m256i, activations: __m256i) = {
             let _ = &ints;
-            let pairs = if bits == 8 {
+            let pairs = if signed {
                 let weights = _mm256_xor_si256(codes, _mm256_set1_epi8(-128));
                 _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(activations, weights))
             } else {

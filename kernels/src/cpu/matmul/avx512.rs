@@ -2,7 +2,8 @@
 
 use super::{
     GroupJob, floats,
-    layout::{Format, QUADS, with_format},
+    layout::{Codes, Format, QUADS, with_format},
+    panel::{self, with_panel},
     rows::{Quantised, quantise_plain},
     simd::Simd,
     tile,
@@ -17,7 +18,10 @@ use std::arch::x86_64::*;
 /// As for [`super::run`].
 pub(super) unsafe fn run(job: &GroupJob) {
     // SAFETY: as the caller promises.
-    unsafe { with_format!(job.format, F => quantised::<F>(job), _ => float_weights(job)) }
+    unsafe {
+        with_format!(job.format, F => quantised::<F>(job),
+            panel => with_panel!(job.format, P => decoded::<P>(job)), _ => float_weights(job))
+    }
 }
 
 /// # Safety
@@ -26,6 +30,14 @@ pub(super) unsafe fn run(job: &GroupJob) {
 unsafe fn quantised<F: Format>(job: &GroupJob) {
     // SAFETY: as the caller promises.
     unsafe { tile::run::<Avx512, F>(job) }
+}
+
+/// # Safety
+/// As for [`super::run`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn decoded<P: Codes>(job: &GroupJob) {
+    // SAFETY: as the caller promises.
+    unsafe { tile::run_panels::<Avx512, P>(job) }
 }
 
 /// # Safety
@@ -40,6 +52,12 @@ unsafe fn float_weights(job: &GroupJob) {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) fn pack_groups(format: BlockFormat, cols: usize, rows: &[u8], out: &mut [u8]) {
     pack_groups_plain(format, cols, rows, out);
+}
+
+/// See [`super::panel`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+fn decode_units(format: BlockFormat, units: &[u8], panel: &mut [u32]) {
+    panel::decode_units(format, units, panel);
 }
 
 /// See [`super::rows`].
@@ -79,7 +97,7 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn settle(_ints: &mut __m512i, _partial: &mut ()) {}
     #[inline(always)]
-    fn quads_between_settles(_bits: usize) -> usize {
+    fn quads_between_settles(_largest: usize) -> usize {
         QUADS
     }
 
@@ -105,9 +123,14 @@ impl Simd for Avx512 {
             // (placed & 0x30) | nibbles
             _mm512_ternarylogic_epi32(placed, _mm512_set1_epi8(0x30), nibbles, 0xea)
         };
+        fn look_up(table: &[u8; 16], codes: __m512i) -> __m512i = _mm512_shuffle_epi8(
+            _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())),
+            codes
+        );
+        fn decode_units(format: BlockFormat, units: &[u8], panel: &mut [u32]) = decode_units(format, units, panel);
         fn four_activations(from: *const i8) -> __m512i = _mm512_set1_epi32(from.cast::<i32>().read_unaligned());
         fn ints(value: i32) -> __m512i = _mm512_set1_epi32(value);
-        fn dot(ints: &mut __m512i, _partial: &mut (), _bits: usize, codes: __m512i, activations: __m512i) =
+        fn dot(ints: &mut __m512i, _partial: &mut (), _signed: bool, codes: __m512i, activations: __m512i) =
             *ints = _mm512_dpbusd_epi32(*ints, codes, activations);
         fn floats(value: f32) -> __m512 = _mm512_set1_ps(value);
         fn load_floats(from: *const f32) -> __m512 = _mm512_loadu_ps(from);

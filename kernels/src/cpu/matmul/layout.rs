@@ -20,7 +20,8 @@
 //! | Q4_K, Q5_K | 32 f16 scales, 32 f16 minima, the 12 bytes of 6-bit pairs as `[12][32]` |
 //! | Q6_K | 32 f16 scales, the sixteen i8 scales as `[16][32]` |
 //!
-//! Float formats have no header: the 32 rows' values of column 0, of column 1, and so on.
+//! Float formats have no header: the 32 rows' values of column 0, of column 1, and so on. All other formats are decoded before
+//! they are multiplied ([`super::panel`]): a unit is the 32 rows' file blocks, one after another.
 
 use crate::blocks::{BlockFormat, Scales, six_bit_pair};
 use half::f16;
@@ -36,8 +37,24 @@ pub(super) const QUAD_BYTES: usize = GROUP_ROWS * 4;
 /// Bytes of one quad's fifth bits.
 pub(super) const BIT_ROW_BYTES: usize = QUAD_BYTES / 8;
 
+/// What a tile must know of the codes that it multiplies.
+pub(super) trait Codes: Copy {
+    /// What is subtracted from a code; of signed bytes with the highest bit turned it is 128.
+    const OFFSET: i32;
+    const HAS_MINIMUM: bool;
+    /// Scales of a row in a block: 1 or 2.
+    const SPANS: usize;
+    /// Greatest code, or greatest magnitude of signed bytes.
+    const LARGEST: usize;
+    const SIGNED: bool = Self::OFFSET == 128;
+    /// Tables of 32 f32 in front of a decoded block: for each span the scales, and the minima where there are some.
+    const TABLES: usize = Self::SPANS * (1 + Self::HAS_MINIMUM as usize);
+    /// Bytes of a decoded block: its tables, then its quads with a byte a code.
+    const DECODED_BYTES: usize = Self::TABLES * GROUP_ROWS * 4 + QUADS * QUAD_BYTES;
+}
+
 /// A quantised format as a type, so that each has its own compiled kernel. All else follows from the constant.
-pub(super) trait Format: Copy {
+pub(super) trait Format: Codes {
     const FORMAT: BlockFormat;
     /// Bits of a code.
     const BITS: usize = code_bits(Self::FORMAT);
@@ -49,10 +66,6 @@ pub(super) trait Format: Copy {
     const UNIT_BLOCKS: usize = Self::FORMAT.block_len() / BLOCK_COLS;
     /// Bytes of a unit.
     const UNIT_BYTES: usize = Self::HEADER_BYTES + Self::UNIT_BLOCKS * Self::CODE_BYTES;
-    const OFFSET: i32 = Self::FORMAT.code_offset();
-    const HAS_MINIMUM: bool = Self::FORMAT.has_minimum();
-    /// Scales of a row in a block: 1, or 2 for Q6_K.
-    const SPANS: usize = BLOCK_COLS / Self::FORMAT.scale_span();
 
     /// Bytes from the start of a group to the header that holds block `block`'s scales.
     #[inline(always)]
@@ -72,6 +85,12 @@ macro_rules! formats {
         #[derive(Clone, Copy)]
         #[allow(non_camel_case_types, reason = "the format's own name")]
         pub(super) struct $name;
+        impl Codes for $name {
+            const OFFSET: i32 = BlockFormat::$name.code_offset();
+            const HAS_MINIMUM: bool = BlockFormat::$name.has_minimum();
+            const SPANS: usize = BLOCK_COLS / BlockFormat::$name.scale_span();
+            const LARGEST: usize = if Self::SIGNED { 128 } else { (1 << code_bits(BlockFormat::$name)) - 1 };
+        }
         impl Format for $name {
             const FORMAT: BlockFormat = BlockFormat::$name;
         }
@@ -82,9 +101,10 @@ macro_rules! formats {
 }
 formats!(Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K);
 
-/// Evaluates an expression with `$F` bound to the type of a quantised format; `$other` for the float formats.
+/// Evaluates an expression with `$F` bound to the type of a quantised format that tiles read as it lies in memory; `$panel` for
+/// the formats that are decoded first, `$other` for the float formats.
 macro_rules! with_format {
-    ($format:expr, $F:ident => $quantised:expr, _ => $other:expr) => {{
+    ($format:expr, $F:ident => $quantised:expr, panel => $panel:expr, _ => $other:expr) => {{
         use $crate::blocks::BlockFormat as B;
         use $crate::cpu::matmul::layout as l;
         macro_rules! with {
@@ -103,17 +123,18 @@ macro_rules! with_format {
             B::Q5_K => with!(Q5_K),
             B::Q6_K => with!(Q6_K),
             B::F32 | B::F16 | B::BF16 => $other,
-            other => unreachable!("no {other} weight is ever packed"),
+            _ => $panel,
         }
     }};
 }
 pub(super) use with_format;
 
-/// Whether there are kernels for a format.
-pub(super) fn is_multiplied(format: BlockFormat) -> bool {
+/// Whether a format is decoded to a panel before it is multiplied.
+pub(super) fn is_decoded_first(format: BlockFormat) -> bool {
     use BlockFormat as B;
-    matches!(format, B::F32 | B::F16 | B::BF16)
-        || matches!(format, B::Q4_0 | B::Q4_1 | B::Q5_0 | B::Q5_1 | B::Q8_0 | B::Q4_K | B::Q5_K | B::Q6_K)
+    let as_it_lies =
+        matches!(format, B::Q4_0 | B::Q4_1 | B::Q5_0 | B::Q5_1 | B::Q8_0 | B::Q4_K | B::Q5_K | B::Q6_K);
+    format.is_quantised() && !as_it_lies
 }
 
 const fn code_bits(format: BlockFormat) -> usize {

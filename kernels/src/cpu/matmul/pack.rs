@@ -1,8 +1,11 @@
 //! From file rows to a packed group: plain Rust, compiled once for each instruction set.
 //!
-//! For each block: the codes of 32 rows are unpacked to bytes, transposed to quads, and folded to their bits again.
+//! For each block of a format that tiles read as it lies in memory: the codes of 32 rows are unpacked to bytes, transposed to quads, and folded to their bits again.
 
-use super::layout::{BIT_ROW_BYTES, BLOCK_COLS, Format, GROUP_ROWS, QUAD_BYTES, QUADS, with_format};
+use super::{
+    layout::{BIT_ROW_BYTES, BLOCK_COLS, Format, GROUP_ROWS, QUAD_BYTES, QUADS, with_format},
+    panel,
+};
 use crate::blocks::{BlockFormat, MAX_BLOCK_LEN, unpack_codes};
 
 /// The codes of a block: `[quad][row]`, four columns in the bytes of a word, the first lowest.
@@ -11,7 +14,7 @@ type Quads = [[u32; GROUP_ROWS]; QUADS];
 /// Packs up to 32 file rows (`rows`, whole rows of `cols` columns) into `group`, which holds zeros.
 #[inline(always)]
 pub(super) fn pack_group(format: BlockFormat, cols: usize, rows: &[u8], group: &mut [u8]) {
-    with_format!(format, F => pack_quantised::<F>(cols, rows, group), _ => match format.block_bytes() {
+    with_format!(format, F => pack_quantised::<F>(cols, rows, group), panel => panel::pack(format, cols, rows, group), _ => match format.block_bytes() {
         2 => pack_floats::<2>(cols, rows, group),
         _ => pack_floats::<4>(cols, rows, group),
     });

@@ -29,11 +29,16 @@ const BLOCKS_IN_PIECE: usize = 128;
 const ROUNDER: f32 = 12_582_912.0;
 
 /// Code offsets that formats subtract, and into how many sums a block's activations fall for them.
-const STARTS: [(i32, usize); 4] = [(8, 1), (16, 1), (128, 1), (32, 2)];
+const STARTS: [(i32, usize); 5] = [(8, 1), (16, 1), (128, 1), (32, 2), (128, 2)];
 
 /// Which of `STARTS` a format needs.
 fn start_kind(format: BlockFormat) -> Option<usize> {
-    STARTS.iter().position(|&(offset, _)| offset == format.code_offset())
+    STARTS.iter().position(|&start| start == (format.code_offset(), spans(format)))
+}
+
+/// Scales of a block of 32 columns.
+fn spans(format: BlockFormat) -> usize {
+    BLOCK_COLS / format.scale_span()
 }
 
 /// Working memory of [`super::multiply`]: grows to the largest call and is then reused. One per caller.
@@ -42,6 +47,7 @@ pub struct RowsScratch {
     codes: Grown<i8>,
     scale: Grown<f32>,
     scaled_sum: Grown<f32>,
+    scaled_half_sums: Grown<f32>,
     starts: [Grown<i32>; STARTS.len()],
     /// A decoded group for each thread.
     decoded: Grown<u8>,
@@ -66,11 +72,18 @@ impl RowsScratch {
         formats: impl Iterator<Item = BlockFormat>,
     ) {
         let mut wanted = [false; STARTS.len()];
-        formats.filter_map(start_kind).for_each(|kind| wanted[kind] = true);
+        let mut halves = 0;
+        for format in formats {
+            start_kind(format).into_iter().for_each(|kind| wanted[kind] = true);
+            if format.has_minimum() && spans(format) == 2 {
+                halves = 2;
+            }
+        }
         let blocks = input.len() / BLOCK_COLS;
         let codes = Shared::new(self.codes.at_least(blocks * BLOCK_COLS));
         let scale = Shared::new(self.scale.at_least(blocks));
         let scaled_sum = Shared::new(self.scaled_sum.at_least(blocks));
+        let scaled_half_sums = Shared::new(self.scaled_half_sums.at_least(halves * blocks));
         let mut starts = STARTS.map(|_| Shared::new(&mut []));
         for (kind, (buffer, (_, sums))) in self.starts.iter_mut().zip(STARTS).enumerate() {
             if wanted[kind] {
@@ -88,6 +101,7 @@ impl RowsScratch {
                         codes: codes.part(by(BLOCK_COLS)),
                         scale: scale.part(by(1)),
                         scaled_sum: scaled_sum.part(by(1)),
+                        scaled_half_sums: scaled_half_sums.part(by(halves)),
                         starts: std::array::from_fn(|kind| match wanted[kind] {
                             true => starts[kind].part(by(STARTS[kind].1)),
                             false => &mut [],
@@ -110,6 +124,7 @@ impl RowsScratch {
             codes: self.codes.as_ptr(),
             scale: self.scale.as_ptr(),
             scaled_sum: self.scaled_sum.as_ptr(),
+            scaled_half_sums: self.scaled_half_sums.as_ptr(),
             starts: std::array::from_fn(|kind| self.starts[kind].as_ptr()),
         };
         let staging = Shared::new(self.staging.at_least(threads * m * GROUP_ROWS));
@@ -123,6 +138,7 @@ pub(super) struct RowsOfFormats {
     codes: *const i8,
     scale: *const f32,
     scaled_sum: *const f32,
+    scaled_half_sums: *const f32,
     starts: [*const i32; STARTS.len()],
 }
 
@@ -132,10 +148,13 @@ unsafe impl Sync for RowsOfFormats {}
 impl RowsOfFormats {
     /// The rows from `row` on (of `cols` values), as a kernel of `format` reads them.
     pub(super) fn for_format(&self, format: BlockFormat, row: usize, cols: usize) -> Rows {
-        let (starts, sums) =
-            start_kind(format).map_or((std::ptr::null(), 1), |kind| (self.starts[kind], STARTS[kind].1));
-        let all = Rows { codes: self.codes, scale: self.scale, scaled_sum: self.scaled_sum, starts };
-        all.starting_at(row, cols, sums)
+        let starts = start_kind(format).map_or(std::ptr::null(), |kind| self.starts[kind]);
+        let scaled_sum = if spans(format) == 2 { self.scaled_half_sums } else { self.scaled_sum };
+        Rows { codes: self.codes, scale: self.scale, scaled_sum, starts }.starting_at(
+            row,
+            cols,
+            spans(format),
+        )
     }
 }
 
@@ -146,9 +165,9 @@ pub(super) struct Rows {
     pub(super) codes: *const i8,
     /// `[m][cols / 32]`
     pub(super) scale: *const f32,
-    /// `[m][cols / 32]`: scale times the sum of the codes, for minima
+    /// `[m][cols / 32]`, with two spans `[m][cols / 16]`: scale times the sum of the codes, for formats with minima
     pub(super) scaled_sum: *const f32,
-    /// `[m][cols / 32]`, Q6_K `[m][cols / 16]`: minus the weights' offset times the sum of the codes; null without offset
+    /// `[m][cols / 32]`, with two spans `[m][cols / 16]`: minus the weights' offset times the sum of the codes; null without offset
     pub(super) starts: *const i32,
 }
 
@@ -160,7 +179,7 @@ impl Rows {
         Self {
             codes: self.codes.wrapping_add(row * cols),
             scale: self.scale.wrapping_add(blocks),
-            scaled_sum: self.scaled_sum.wrapping_add(blocks),
+            scaled_sum: self.scaled_sum.wrapping_add(blocks * spans),
             starts: self.starts.wrapping_add(blocks * spans),
         }
     }
@@ -171,6 +190,8 @@ pub(super) struct Quantised<'a> {
     codes: &'a mut [i8],
     scale: &'a mut [f32],
     scaled_sum: &'a mut [f32],
+    /// empty where not wanted
+    scaled_half_sums: &'a mut [f32],
     /// empty where not wanted
     starts: [&'a mut [i32]; STARTS.len()],
 }
@@ -192,7 +213,7 @@ fn quantise_blocks(isa: Isa, input: &[f32], out: Quantised<'_>) {
 /// The body that every instruction set compiles for itself.
 #[inline(always)]
 pub(super) fn quantise_plain(input: &[f32], out: Quantised<'_>) {
-    let Quantised { codes, scale, scaled_sum, mut starts } = out;
+    let Quantised { codes, scale, scaled_sum, scaled_half_sums, mut starts } = out;
     let (input, codes) = (input.as_chunks::<BLOCK_COLS>().0, codes.as_chunks_mut::<BLOCK_COLS>().0);
     for (b, (x, q)) in input.iter().zip(codes).enumerate() {
         let top = x.iter().fold(0, |top: i32, v| top.max((v.to_bits() & 0x7fff_ffff).cast_signed()));
@@ -219,6 +240,10 @@ pub(super) fn quantise_plain(input: &[f32], out: Quantised<'_>) {
         };
         scale[b] = step;
         scaled_sum[b] = step * (sums[0] + sums[1]) as f32;
+        if !scaled_half_sums.is_empty() {
+            scaled_half_sums[2 * b] = step * sums[0] as f32;
+            scaled_half_sums[2 * b + 1] = step * sums[1] as f32;
+        }
         for (start, (offset, count)) in starts.iter_mut().zip(STARTS) {
             if start.is_empty() {
                 continue;
@@ -262,27 +287,46 @@ impl<T: Plain> Grown<T> {
 pub(super) mod tests {
     use super::*;
 
-    fn quantised(input: &[f32]) -> (Vec<i8>, Vec<f32>, Vec<f32>, [Vec<i32>; 4]) {
+    /// What [`Quantised`] points into.
+    struct Owned {
+        codes: Vec<i8>,
+        scale: Vec<f32>,
+        scaled_sum: Vec<f32>,
+        scaled_half_sums: Vec<f32>,
+        starts: [Vec<i32>; STARTS.len()],
+    }
+
+    fn quantised(input: &[f32]) -> Owned {
         let blocks = input.len() / BLOCK_COLS;
-        let mut codes = vec![0; input.len()];
-        let (mut scale, mut scaled_sum) = (vec![0.0; blocks], vec![0.0; blocks]);
-        let mut starts = STARTS.map(|(_, sums)| vec![0; blocks * sums]);
+        let mut out = Owned {
+            codes: vec![0; input.len()],
+            scale: vec![0.0; blocks],
+            scaled_sum: vec![0.0; blocks],
+            scaled_half_sums: vec![0.0; 2 * blocks],
+            starts: STARTS.map(|(_, sums)| vec![0; blocks * sums]),
+        };
         quantise_plain(
             input,
             Quantised {
-                codes: &mut codes,
-                scale: &mut scale,
-                scaled_sum: &mut scaled_sum,
-                starts: starts.each_mut().map(Vec::as_mut_slice),
+                codes: &mut out.codes,
+                scale: &mut out.scale,
+                scaled_sum: &mut out.scaled_sum,
+                scaled_half_sums: &mut out.scaled_half_sums,
+                starts: out.starts.each_mut().map(Vec::as_mut_slice),
             },
         );
-        (codes, scale, scaled_sum, starts)
+        out
     }
 
     /// Activations after the rounding.
     pub(in super::super) fn rounded(input: &[f32]) -> Vec<f32> {
-        let (codes, scale, ..) = quantised(input);
+        let Owned { codes, scale, .. } = quantised(input);
         codes.iter().enumerate().map(|(i, &q)| f32::from(q) * scale[i / BLOCK_COLS]).collect()
+    }
+
+    /// The first bytes of the room for decoded groups.
+    pub(in super::super) fn decoded(scratch: &mut RowsScratch, len: usize) -> &mut [u8] {
+        scratch.decoded.at_least(len)
     }
 
     #[test]
@@ -290,21 +334,22 @@ pub(super) mod tests {
         let mut input = vec![0.0f32; 32];
         input[..6].copy_from_slice(&[127.0, -127.0, 0.5, 1.5, -2.5, 63.49]);
         input[20] = 40.0;
-        let (codes, scale, scaled_sum, starts) = quantised(&input);
+        let Owned { codes, scale, scaled_sum, scaled_half_sums, starts } = quantised(&input);
         assert_eq!(codes[..6], [127, -127, 0, 2, -2, 63]);
-        assert_eq!((scale[0], scaled_sum[0]), (1.0, 103.0));
-        assert_eq!(starts, [vec![-8 * 103], vec![-16 * 103], vec![-128 * 103], vec![-32 * 63, -32 * 40]]);
+        assert_eq!((scale, scaled_sum, scaled_half_sums), (vec![1.0], vec![103.0], vec![63.0, 40.0]));
+        let halves = |offset: i32| vec![-offset * 63, -offset * 40];
+        assert_eq!(starts, [vec![-8 * 103], vec![-16 * 103], vec![-128 * 103], halves(32), halves(128)]);
     }
 
     #[test]
     fn extremes_stay_in_range() {
         for magnitude in [f32::MAX, 1e30, 1.0, 1e-30, 1e-36, 1e-37, f32::from_bits(1), 0.0] {
             let input: Vec<f32> = (0..32).map(|i| magnitude * ((i as f32 - 16.0) / 16.0)).collect();
-            let (codes, scale, ..) = quantised(&input);
+            let Owned { codes, scale, .. } = quantised(&input);
             assert!(codes.iter().all(|&q| q >= -127) && scale[0].is_finite(), "{magnitude}");
             assert_eq!(codes[0], if magnitude >= 1e-36 { -127 } else { 0 }, "{magnitude}");
         }
-        let (codes, scale, ..) = quantised(&[f32::NAN; 32]);
+        let Owned { codes, scale, .. } = quantised(&[f32::NAN; 32]);
         assert!(codes.iter().all(|&q| q == 0) && scale[0].is_nan());
     }
 }

@@ -3,9 +3,10 @@
 
 use super::{
     GroupJob,
-    layout::{BLOCK_COLS, Format, GROUP_ROWS, QUAD_BYTES, QUADS, code_at, scales_at, with_format},
+    layout::{BLOCK_COLS, Codes, Format, GROUP_ROWS, QUAD_BYTES, QUADS, code_at, scales_at, with_format},
+    panel::with_panel,
 };
-use crate::blocks;
+use crate::blocks::{self, MAX_BLOCK_LEN, Scales, unpack_codes};
 
 /// Runs a job.
 ///
@@ -24,46 +25,97 @@ pub(super) unsafe fn run(job: &GroupJob) {
         }
         // SAFETY: as the caller promises.
         unsafe {
-            with_format!(job.format, F => multiply_quantised::<F>(job, g, group), _ => multiply_floats(job, g, group));
+            with_format!(job.format, F => multiply_quantised::<F>(job, g, group),
+                panel => with_panel!(job.format, P => multiply_decoded_first::<P>(job, g, group)),
+                _ => multiply_floats(job, g, group));
         }
     }
 }
 
+/// The codes of a block: `[quad][4 * row + column % 4]`.
+type BlockCodes = [[u8; QUAD_BYTES]; QUADS];
+
 /// # Safety
 /// As for [`super::run`]; `g` is one of the job's groups and `group` its bytes.
 unsafe fn multiply_quantised<F: Format>(job: &GroupJob, g: usize, group: &[u8]) {
-    let blocks = job.cols / BLOCK_COLS;
-    let lanes = GROUP_ROWS.min(job.outputs - g * GROUP_ROWS);
-    let span_quads = QUADS / F::SPANS;
-    let mut codes = [[0u8; QUAD_BYTES]; QUADS];
-    for b in 0..blocks {
+    let mut codes: BlockCodes = [[0; QUAD_BYTES]; QUADS];
+    for b in 0..job.cols / BLOCK_COLS {
         let header = &group[F::header_at(b)..][..F::HEADER_BYTES];
         let packed = &group[F::codes_at(b)..][..F::CODE_BYTES];
         for (quad, codes) in codes.iter_mut().enumerate() {
             codes.iter_mut().enumerate().for_each(|(p, code)| *code = code_at::<F>(packed, quad, p));
         }
-        for span in 0..F::SPANS {
-            for lane in 0..lanes {
-                let scales = scales_at::<F>(header, b % F::UNIT_BLOCKS * F::SPANS + span, lane);
-                for i in 0..job.m {
-                    let at = i * blocks + b;
-                    // SAFETY: row i < m, block b < blocks.
-                    let (q, scale, scaled_sum) = unsafe {
-                        let q = job.rows.codes.add(at * BLOCK_COLS).cast::<[[i8; 4]; QUADS]>();
-                        (&*q, *job.rows.scale.add(at), *job.rows.scaled_sum.add(at))
+        let scales = |span: usize, lane| scales_at::<F>(header, b % F::UNIT_BLOCKS * F::SPANS + span, lane);
+        // SAFETY: as the caller promises.
+        unsafe { multiply_block::<F>(job, g, b, &codes, scales) };
+    }
+}
+
+/// As [`multiply_quantised`], a row's file block at a time.
+///
+/// # Safety
+/// As for [`super::run`]; `g` is one of the job's groups and `group` its bytes.
+unsafe fn multiply_decoded_first<C: Codes>(job: &GroupJob, g: usize, group: &[u8]) {
+    let (len, bytes) = (job.format.block_len(), job.format.block_bytes());
+    let unit_blocks = len / BLOCK_COLS;
+    let mut unit_codes: [BlockCodes; MAX_BLOCK_LEN / BLOCK_COLS] = [[[0; QUAD_BYTES]; QUADS]; _];
+    for (u, unit) in group.chunks_exact(GROUP_ROWS * bytes).enumerate() {
+        let file_block = |lane: usize| &unit[lane * bytes..][..bytes];
+        for lane in 0..GROUP_ROWS {
+            let mut codes = [0u8; MAX_BLOCK_LEN];
+            unpack_codes(job.format, file_block(lane), &mut codes[..len]);
+            for (i, four) in codes[..len].as_chunks::<4>().0.iter().enumerate() {
+                unit_codes[i / QUADS][i % QUADS][4 * lane..][..4].copy_from_slice(four);
+            }
+        }
+        for (b, codes) in unit_codes[..unit_blocks].iter().enumerate() {
+            let scales = |span, lane| blocks::scales(job.format, file_block(lane), b * C::SPANS + span);
+            // SAFETY: as the caller promises.
+            unsafe { multiply_block::<C>(job, g, u * unit_blocks + b, codes, scales) };
+        }
+    }
+}
+
+/// Adds the products of block `b` of group `g`, whose codes and scales (of a span and a row) are given.
+///
+/// # Safety
+/// As for [`super::run`].
+#[inline(always)]
+unsafe fn multiply_block<C: Codes>(
+    job: &GroupJob,
+    g: usize,
+    b: usize,
+    codes: &BlockCodes,
+    scales: impl Fn(usize, usize) -> Scales,
+) {
+    let blocks = job.cols / BLOCK_COLS;
+    let lanes = GROUP_ROWS.min(job.outputs - g * GROUP_ROWS);
+    let span_quads = QUADS / C::SPANS;
+    for span in 0..C::SPANS {
+        for lane in 0..lanes {
+            let Scales { scale, minimum } = scales(span, lane);
+            for i in 0..job.m {
+                let at = i * blocks + b;
+                // SAFETY: row i < m, block b < blocks.
+                let (q, step, scaled_sum) = unsafe {
+                    let q = job.rows.codes.add(at * BLOCK_COLS).cast::<[[i8; 4]; QUADS]>();
+                    let sum = match C::HAS_MINIMUM {
+                        true => *job.rows.scaled_sum.add(at * C::SPANS + span),
+                        false => 0.0,
                     };
-                    let mut sum = 0i32;
-                    for quad in span * span_quads..(span + 1) * span_quads {
-                        for (c, q) in codes[quad][4 * lane..4 * lane + 4].iter().zip(&q[quad]) {
-                            sum += (i32::from(*c) - F::OFFSET) * i32::from(*q);
-                        }
+                    (&*q, *job.rows.scale.add(at), sum)
+                };
+                let mut sum = 0i32;
+                for quad in span * span_quads..(span + 1) * span_quads {
+                    for (c, q) in codes[quad][4 * lane..4 * lane + 4].iter().zip(&q[quad]) {
+                        sum += (i32::from(*c) - C::OFFSET) * i32::from(*q);
                     }
-                    // SAFETY: an output that the job owns.
-                    let acc = unsafe { &mut *job.output.add(i * job.output_stride + g * GROUP_ROWS + lane) };
-                    *acc = (sum as f32 * scale).mul_add(scales.scale, *acc);
-                    if F::HAS_MINIMUM {
-                        *acc = scales.minimum.mul_add(scaled_sum, *acc);
-                    }
+                }
+                // SAFETY: an output that the job owns.
+                let acc = unsafe { &mut *job.output.add(i * job.output_stride + g * GROUP_ROWS + lane) };
+                *acc = (sum as f32 * step).mul_add(scale, *acc);
+                if C::HAS_MINIMUM {
+                    *acc = minimum.mul_add(scaled_sum, *acc);
                 }
             }
         }

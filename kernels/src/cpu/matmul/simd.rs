@@ -7,6 +7,7 @@
 //! Methods must be inlined into a function that has the instruction set's target features enabled: as calls of their own they
 //! would be wrong in calling convention and slow. Hence `#[inline(always)]` on every one of them and on every generic above.
 
+use crate::blocks::BlockFormat;
 use std::arch::x86_64::__m128i;
 
 /// Vectors of an instruction set: `LANES` rows of a group each.
@@ -20,7 +21,7 @@ pub(super) trait Simd: Copy {
     const TILE_ROWS: usize;
     /// From how many rows of activations on it pays to decode a group of mixed bits to bytes first (measured).
     const ROWS_TO_DECODE: usize;
-    /// Whether 8-bit codes are multiplied as signed numbers, so that their offset is not corrected for.
+    /// Whether codes of offset 128 are multiplied as signed numbers, so that their offset is not corrected for.
     const SIGNED_BYTES: bool;
 
     /// Four unsigned codes a lane, or four signed activations in every lane.
@@ -45,25 +46,31 @@ pub(super) trait Simd: Copy {
     /// Puts bits `2 * field ..` of each byte of `high` on top of a nibble.
     unsafe fn add_high_bits(nibbles: Self::Codes, high: Self::Codes, field: usize) -> Self::Codes;
 
+    /// The byte of a table of sixteen that each code (0-15) chooses.
+    unsafe fn look_up(table: &[u8; 16], codes: Self::Codes) -> Self::Codes;
+
+    /// [`super::panel::decode_units`] compiled for the instruction set.
+    unsafe fn decode_units(format: BlockFormat, units: &[u8], panel: &mut [u32]);
+
     /// Four activations at `from`, in every lane.
     unsafe fn four_activations(from: *const i8) -> Self::Codes;
     /// The same int in every lane.
     unsafe fn ints(value: i32) -> Self::Ints;
     /// No sums.
     unsafe fn no_partial() -> Self::Partial;
-    /// Adds the products of codes of `bits` bits and activations; must be followed by `settle` after every
-    /// [`Self::quads_between_settles`] of them.
+    /// Adds the products of codes and activations; must be followed by `settle` after every
+    /// [`Self::quads_between_settles`] of them. `signed` says that the codes' offset is 128.
     unsafe fn dot(
         ints: &mut Self::Ints,
         partial: &mut Self::Partial,
-        bits: usize,
+        signed: bool,
         codes: Self::Codes,
         activations: Self::Codes,
     );
     /// Moves partial sums to the ints.
     unsafe fn settle(ints: &mut Self::Ints, partial: &mut Self::Partial);
-    /// How many `dot`s the partial sums hold for codes of `bits` bits: a power of two.
-    fn quads_between_settles(bits: usize) -> usize;
+    /// How many `dot`s the partial sums hold for codes of at most `largest`: a power of two.
+    fn quads_between_settles(largest: usize) -> usize;
 
     /// The same float in every lane.
     unsafe fn floats(value: f32) -> Self::Floats;

@@ -1,7 +1,8 @@
 //! What the tiles of [`super::tile`] read: a group as it lies in memory, or one decoded to bytes.
 
 use super::{
-    layout::{BIT_ROW_BYTES, BLOCK_COLS, Format, GROUP_ROWS, QUAD_BYTES, QUADS},
+    layout::{BIT_ROW_BYTES, BLOCK_COLS, Codes, Format, GROUP_ROWS, QUAD_BYTES, QUADS, is_decoded_first},
+    panel,
     simd::Simd,
 };
 use crate::blocks::BlockFormat;
@@ -16,7 +17,7 @@ const LARGEST_DECODED_GROUP: usize = 512 << 10;
 ///
 /// # Safety
 /// All methods: block, span, pair and vector lie inside the group.
-pub(super) trait Source<F: Format>: Copy {
+pub(super) trait Source: Copy {
     /// A block's codes.
     unsafe fn codes(self, block: usize) -> *const u8;
     /// Quads `2 * pair` and `2 * pair + 1` of a block, for the lanes of vector `vector`.
@@ -34,7 +35,7 @@ pub(super) struct Packed<F> {
     pub(super) format: PhantomData<F>,
 }
 
-impl<F: Format> Source<F> for Packed<F> {
+impl<F: Format> Source for Packed<F> {
     #[inline(always)]
     unsafe fn codes(self, block: usize) -> *const u8 {
         self.group.wrapping_add(F::codes_at(block))
@@ -123,24 +124,35 @@ impl<F: Format> Source<F> for Packed<F> {
     }
 }
 
-/// A group whose codes have a byte each and whose scales are f32: for each block the scales (32 f32, then 32 minima or second
-/// scales where the format has them), then its quads.
+/// Blocks whose codes have a byte each and whose scales are f32: for each block the tables of [`Codes::TABLES`], span by span,
+/// then its quads.
 #[derive(Clone, Copy)]
-pub(super) struct Decoded<F> {
-    pub(super) group: *const u8,
-    pub(super) format: PhantomData<F>,
+pub(super) struct Decoded<C> {
+    /// where block 0 is, or would be
+    blocks: *const u8,
+    codes: PhantomData<C>,
 }
 
-impl<F: Format> Decoded<F> {
-    const TABLES: usize = if F::HAS_MINIMUM { 2 } else { F::SPANS };
-    const SCALE_BYTES: usize = Self::TABLES * GROUP_ROWS * 4;
-    const BLOCK_BYTES: usize = Self::SCALE_BYTES + QUADS * QUAD_BYTES;
+impl<C: Codes> Decoded<C> {
+    const SCALE_BYTES: usize = C::TABLES * GROUP_ROWS * 4;
+    /// Blocks of which the one at `at` is the first.
+    #[inline(always)]
+    pub(super) fn starting_with(first: usize, at: *const u8) -> Self {
+        Self { blocks: at.wrapping_sub(first * C::DECODED_BYTES), codes: PhantomData }
+    }
+
+    /// Where the table of a span's scales is, or of its minima.
+    #[inline(always)]
+    fn table(self, block: usize, span: usize, minima: bool) -> *const f32 {
+        let table = span * (C::TABLES / C::SPANS) + usize::from(minima);
+        self.blocks.wrapping_add(block * C::DECODED_BYTES + table * GROUP_ROWS * 4).cast()
+    }
 }
 
-impl<F: Format> Source<F> for Decoded<F> {
+impl<C: Codes> Source for Decoded<C> {
     #[inline(always)]
     unsafe fn codes(self, block: usize) -> *const u8 {
-        self.group.wrapping_add(block * Self::BLOCK_BYTES + Self::SCALE_BYTES)
+        self.blocks.wrapping_add(block * C::DECODED_BYTES + Self::SCALE_BYTES)
     }
 
     #[inline(always)]
@@ -154,15 +166,10 @@ impl<F: Format> Source<F> for Decoded<F> {
 
     #[inline(always)]
     unsafe fn scales<S: Simd>(self, block: usize, span: usize, vector: usize) -> (S::Floats, S::Floats) {
-        // SAFETY: inside the block's scales.
+        // SAFETY: inside the block's tables.
         unsafe {
-            let table = self.group.add(block * Self::BLOCK_BYTES).cast::<f32>().add(vector * S::LANES);
-            let second = || S::load_floats(table.add(GROUP_ROWS));
-            match (F::HAS_MINIMUM, span) {
-                (true, _) => (S::load_floats(table), second()),
-                (false, 0) => (S::load_floats(table), S::floats(0.0)),
-                (false, _) => (second(), S::floats(0.0)),
-            }
+            let load = |minima| S::load_floats(self.table(block, span, minima).add(vector * S::LANES));
+            (load(false), if C::HAS_MINIMUM { load(true) } else { S::floats(0.0) })
         }
     }
 
@@ -177,22 +184,23 @@ impl<F: Format> Source<F> for Decoded<F> {
 #[inline(always)]
 pub(super) unsafe fn decode_group<S: Simd, F: Format>(group: *const u8, blocks: usize, decoded: *mut u8) {
     let source = Packed::<F> { group, format: PhantomData };
+    let out = Decoded::<F>::starting_with(0, decoded);
     for b in 0..blocks {
         for vector in 0..GROUP_ROWS / S::LANES {
             // SAFETY: blocks and vectors of the group; the block's place in `decoded`.
             unsafe {
-                let block = decoded.add(b * Decoded::<F>::BLOCK_BYTES);
-                let table = block.cast::<f32>().add(vector * S::LANES);
-                let (scale, minimum) = source.scales::<S>(b, 0, vector);
-                S::store_floats(table, scale);
-                if F::HAS_MINIMUM {
-                    S::store_floats(table.add(GROUP_ROWS), minimum);
-                } else if F::SPANS == 2 {
-                    S::store_floats(table.add(GROUP_ROWS), source.scales::<S>(b, 1, vector).0);
+                for span in 0..F::SPANS {
+                    let (scale, minimum) = source.scales::<S>(b, span, vector);
+                    let store = |minima, value| {
+                        S::store_floats(out.table(b, span, minima).cast_mut().add(vector * S::LANES), value);
+                    };
+                    store(false, scale);
+                    if F::HAS_MINIMUM {
+                        store(true, minimum);
+                    }
                 }
                 for pair in 0..QUADS / 2 {
-                    let quads = block.add(Decoded::<F>::SCALE_BYTES + 2 * pair * QUAD_BYTES);
-                    let at = quads.add(vector * S::LANES * 4);
+                    let at = out.codes(b).cast_mut().add(2 * pair * QUAD_BYTES + vector * S::LANES * 4);
                     let [even, odd] = source.pair::<S>(b, pair, vector);
                     S::store_codes(at, even);
                     S::store_codes(at.add(QUAD_BYTES), odd);
@@ -202,8 +210,8 @@ pub(super) unsafe fn decode_group<S: Simd, F: Format>(group: *const u8, blocks: 
     }
 }
 
-/// Bytes of a thread's decoded group; 0 when groups are read as they are. From `rows_to_decode` rows of activations on,
-/// decoding a group once to bytes pays for 5- and 6-bit codes and for 6-bit scales.
+/// Bytes of a thread's decoded group or panel; 0 when groups are read as they are. From `rows_to_decode` rows of activations
+/// on, decoding a group once to bytes pays for 5- and 6-bit codes and for 6-bit scales.
 pub(super) fn decoded_group_bytes(
     rows_to_decode: usize,
     format: BlockFormat,
@@ -213,6 +221,7 @@ pub(super) fn decoded_group_bytes(
     let tables = match format {
         BlockFormat::Q5_0 => 1,
         BlockFormat::Q5_1 | BlockFormat::Q4_K | BlockFormat::Q5_K | BlockFormat::Q6_K => 2,
+        _ if is_decoded_first(format) => return panel::panel_bytes(format),
         _ => return 0,
     };
     let bytes = cols / BLOCK_COLS * (tables * GROUP_ROWS * 4 + QUADS * QUAD_BYTES);

@@ -5,7 +5,8 @@
 
 use super::{
     GroupJob,
-    layout::{BLOCK_COLS, Format, GROUP_ROWS, QUADS},
+    layout::{BLOCK_COLS, Codes, Format, GROUP_ROWS, QUAD_BYTES, QUADS},
+    panel::PANEL_BLOCKS,
     simd::Simd,
     source::{Decoded, Packed, Source, decode_group, decoded_group_bytes},
 };
@@ -78,10 +79,51 @@ pub(super) unsafe fn run<S: Simd, F: Format>(job: &GroupJob) {
             let (output, stride) = output_of(job, g);
             if decode {
                 decode_group::<S, F>(group, blocks, job.decoded);
-                let source = Decoded::<F> { group: job.decoded, format: PhantomData };
-                walk::<S, F, _>(source, job, Plan { blocks, ahead: 0, ..plan }, output, stride);
+                let source = Decoded::<F>::starting_with(0, job.decoded);
+                let plan = Plan { blocks, ahead: 0, ..plan };
+                walk::<S, F, _>(source, job, plan, 0..blocks, output, stride);
             } else {
-                walk::<S, F, _>(Packed::<F> { group, format: PhantomData }, job, plan, output, stride);
+                let source = Packed::<F> { group, format: PhantomData };
+                walk::<S, F, _>(source, job, plan, 0..blocks, output, stride);
+            }
+            finish_output(job, g);
+        }
+    }
+}
+
+/// Runs a job of weights that are decoded before they are multiplied: [`PANEL_BLOCKS`] blocks of a group at a time, which stay in
+/// the first-level cache while all rows of activations meet them.
+///
+/// # Safety
+/// As for [`super::run`]; `C` describes the codes of the job's format.
+#[inline(always)]
+pub(super) unsafe fn run_panels<S: Simd, C: Codes>(job: &GroupJob) {
+    let blocks = job.cols / BLOCK_COLS;
+    let plan = Plan { tile_rows: S::TILE_ROWS, blocks: PANEL_BLOCKS, ahead: 0 };
+    let block_bytes = job.group_bytes / blocks;
+    for g in 0..job.count {
+        // SAFETY: as the caller promises; `g` is one of the job's groups. A panel begins where a unit does, and the thread's
+        // room for it is its own.
+        unsafe {
+            let group = job.groups.add(g * job.group_bytes);
+            let (output, stride) = output_of(job, g);
+            for first in (0..blocks).step_by(PANEL_BLOCKS) {
+                let part = first..blocks.min(first + PANEL_BLOCKS);
+                let units =
+                    std::slice::from_raw_parts(group.add(first * block_bytes), part.len() * block_bytes);
+                let words = part.len() * C::DECODED_BYTES / 4;
+                S::decode_units(job.format, units, std::slice::from_raw_parts_mut(job.decoded.cast(), words));
+                let source = Decoded::<C>::starting_with(first, job.decoded);
+                if let Some(table) = job.format.code_table() {
+                    for b in part.clone() {
+                        let codes = source.codes(b).cast_mut();
+                        for at in (0..QUADS * QUAD_BYTES).step_by(S::LANES * 4) {
+                            let fields = S::load_codes(codes.add(at));
+                            S::store_codes(codes.add(at), S::look_up(table, fields));
+                        }
+                    }
+                }
+                walk::<S, C, _>(source, job, plan, part, output, stride);
             }
             finish_output(job, g);
         }
@@ -119,24 +161,24 @@ pub(super) unsafe fn finish_output(job: &GroupJob, g: usize) {
     }
 }
 
-/// All rows of activations by one group, in balanced tiles.
+/// All rows of activations by some blocks of one group, in balanced tiles.
 ///
 /// # Safety
 /// As for [`super::run`].
 #[inline(always)]
-unsafe fn walk<S: Simd, F: Format, G: Source<F>>(
+unsafe fn walk<S: Simd, C: Codes, G: Source>(
     source: G,
     job: &GroupJob,
     plan: Plan,
+    blocks: Range<usize>,
     output: *mut f32,
     stride: usize,
 ) {
-    let blocks = job.cols / BLOCK_COLS;
     let tiles = job.m.div_ceil(plan.tile_rows);
     let (rows, longer) = (job.m / tiles, job.m % tiles);
-    let mut from = 0;
-    while from < blocks {
-        let part = from..blocks.min(from + plan.blocks);
+    let mut from = blocks.start;
+    while from < blocks.end {
+        let part = from..blocks.end.min(from + plan.blocks);
         let mut row = 0;
         for t in 0..tiles {
             let count = rows + usize::from(t < longer);
@@ -148,7 +190,7 @@ unsafe fn walk<S: Simd, F: Format, G: Source<F>>(
                 stride,
             };
             // SAFETY: as the caller promises.
-            unsafe { tile_of::<S, F, G>(count, source, job, &tile) };
+            unsafe { tile_of::<S, C, G>(count, source, job, &tile) };
             row += count;
         }
         from = part.end;
@@ -171,12 +213,12 @@ struct Tile {
 /// # Safety
 /// As for [`super::run`].
 #[inline(always)]
-unsafe fn tile_of<S: Simd, F: Format, G: Source<F>>(count: usize, source: G, job: &GroupJob, tile: &Tile) {
+unsafe fn tile_of<S: Simd, C: Codes, G: Source>(count: usize, source: G, job: &GroupJob, tile: &Tile) {
     macro_rules! pick {
         ($($n:literal)*) => {
             match count {
                 $($n => for first in (0..GROUP_ROWS / S::LANES).step_by(2) {
-                    multiply_tile::<S, F, G, $n, 2>(source, job, tile, first);
+                    multiply_tile::<S, C, G, $n, 2>(source, job, tile, first);
                 },)*
                 _ => unreachable!("a tile of {count} rows"),
             }
@@ -186,7 +228,7 @@ unsafe fn tile_of<S: Simd, F: Format, G: Source<F>>(count: usize, source: G, job
     unsafe {
         match (S::TILE_ROWS, count) {
             // A single row leaves 16 registers enough for all 32 lanes: one linear walk.
-            (3, 1) => multiply_tile::<S, F, G, 1, 4>(source, job, tile, 0),
+            (3, 1) => multiply_tile::<S, C, G, 1, 4>(source, job, tile, 0),
             (3, _) => pick!(2 3),
             _ => pick!(1 2 3 4 5 6 7 8),
         }
@@ -199,15 +241,17 @@ unsafe fn tile_of<S: Simd, F: Format, G: Source<F>>(count: usize, source: G, job
 /// As for [`super::run`].
 #[allow(clippy::needless_range_loop, reason = "the loops are over registers of several arrays at once")]
 #[inline(always)]
-unsafe fn multiply_tile<S: Simd, F: Format, G: Source<F>, const M: usize, const N: usize>(
+unsafe fn multiply_tile<S: Simd, C: Codes, G: Source, const M: usize, const N: usize>(
     source: G,
     job: &GroupJob,
     tile: &Tile,
     first: usize,
 ) {
     let blocks = job.cols / BLOCK_COLS;
-    let rows = job.rows.starting_at(tile.row, job.cols, F::SPANS);
-    let corrected = F::OFFSET != 0 && !(F::BITS == 8 && S::SIGNED_BYTES);
+    let rows = job.rows.starting_at(tile.row, job.cols, C::SPANS);
+    let corrected = C::OFFSET != 0 && !(C::SIGNED && S::SIGNED_BYTES);
+    // Sums end with their span.
+    let quads_between_settles = S::quads_between_settles(C::LARGEST).min(QUADS / C::SPANS);
     // SAFETY: as the caller promises: rows tile.row..tile.row + M of the activations, blocks and vectors of the group, and
     // 32 outputs of each of the M rows.
     unsafe {
@@ -224,13 +268,13 @@ unsafe fn multiply_tile<S: Simd, F: Format, G: Source<F>, const M: usize, const 
             source.prefetch(b, tile.ahead);
             let mut partial = [[S::no_partial(); N]; M];
             let mut ints = [[S::ints(0); N]; M];
-            for span in 0..F::SPANS {
+            for span in 0..C::SPANS {
                 for m in 0..M {
                     let start =
-                        if corrected { *rows.starts.add((m * blocks + b) * F::SPANS + span) } else { 0 };
+                        if corrected { *rows.starts.add((m * blocks + b) * C::SPANS + span) } else { 0 };
                     ints[m] = [S::ints(start); N];
                 }
-                for pair in span * QUADS / 2 / F::SPANS..(span + 1) * QUADS / 2 / F::SPANS {
+                for pair in span * QUADS / 2 / C::SPANS..(span + 1) * QUADS / 2 / C::SPANS {
                     let mut weights = [[S::load_codes(source.codes(b)); 2]; N];
                     for n in 0..N {
                         weights[n] = source.pair::<S>(b, pair, first + n);
@@ -241,10 +285,10 @@ unsafe fn multiply_tile<S: Simd, F: Format, G: Source<F>, const M: usize, const 
                             let x =
                                 S::four_activations(rows.codes.add(m * job.cols + b * BLOCK_COLS + 4 * quad));
                             for n in 0..N {
-                                S::dot(&mut ints[m][n], &mut partial[m][n], F::BITS, weights[n][side], x);
+                                S::dot(&mut ints[m][n], &mut partial[m][n], C::SIGNED, weights[n][side], x);
                             }
                         }
-                        if (quad + 1) % S::quads_between_settles(F::BITS) == 0 {
+                        if (quad + 1) % quads_between_settles == 0 {
                             settle::<S, M, N>(&mut ints, &mut partial);
                         }
                     }
@@ -254,9 +298,9 @@ unsafe fn multiply_tile<S: Simd, F: Format, G: Source<F>, const M: usize, const 
                     for m in 0..M {
                         let x = S::floats(*rows.scale.add(m * blocks + b));
                         acc[m][n] = S::fma(S::mul(S::to_floats(ints[m][n]), x), weight_scale, acc[m][n]);
-                        if F::HAS_MINIMUM {
-                            acc[m][n] =
-                                S::fma(minimum, S::floats(*rows.scaled_sum.add(m * blocks + b)), acc[m][n]);
+                        if C::HAS_MINIMUM {
+                            let sum = *rows.scaled_sum.add((m * blocks + b) * C::SPANS + span);
+                            acc[m][n] = S::fma(minimum, S::floats(sum), acc[m][n]);
                         }
                     }
                 }

@@ -3,6 +3,7 @@
 use super::{
     layout::{self, BLOCK_COLS, Format, GROUP_ROWS, QUADS, code_at, scales_at, with_format},
     pack::pack_group,
+    panel,
 };
 use crate::{
     backend::WeightSource,
@@ -21,14 +22,6 @@ pub enum PackError {
         format: BlockFormat,
         /// columns asked for
         cols: usize,
-    },
-    /// The format can be decoded but not multiplied.
-    #[error("{format} weights cannot be multiplied on this device yet; use a file with one of: {known}")]
-    NoKernel {
-        /// the format
-        format: BlockFormat,
-        /// names of those that can be
-        known: String,
     },
     /// The matrix has no rows or no columns.
     #[error("a {rows} x {cols} matrix holds nothing")]
@@ -173,7 +166,7 @@ impl PackedWeight {
         assert_eq!(out.len(), self.cols, "columns");
         let group = &self.groups()[row / GROUP_ROWS * self.group_bytes..][..self.group_bytes];
         let lane = row % GROUP_ROWS;
-        with_format!(self.format, F => decode_lane::<F>(group, lane, out), _ => {
+        with_format!(self.format, F => decode_lane::<F>(group, lane, out), panel => panel::decode_lane(self.format, group, lane, out), _ => {
             let width = self.format.block_bytes();
             for (column, value) in group.chunks_exact(GROUP_ROWS * width).zip(out) {
                 blocks::decode_row(self.format, &column[lane * width..][..width], std::slice::from_mut(value));
@@ -193,11 +186,6 @@ struct Sizes {
 /// Checks matrices, of which there are some; says which of them is none.
 fn sizes(sources: &[WeightSource<'_>]) -> Result<Sizes, (usize, PackError)> {
     let WeightSource { format, rows, cols, .. } = sources[0];
-    if !layout::is_multiplied(format) {
-        let known = BlockFormat::ALL.into_iter().filter(|&f| layout::is_multiplied(f));
-        let known = known.map(BlockFormat::name).collect::<Vec<_>>().join(", ");
-        return Err((0, PackError::NoKernel { format, known }));
-    }
     if rows == 0 || cols == 0 {
         return Err((0, PackError::Empty { rows, cols }));
     }
