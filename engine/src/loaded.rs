@@ -13,6 +13,7 @@ use crate::{
     spec::{ModelSpec, SpecError},
     template::TemplateChoice,
     text_model::TextModel,
+    tokenizer::Tokenizer,
 };
 
 /// Upper bound of threads: what is asked above it is a mistake.
@@ -33,6 +34,9 @@ pub struct LoadOptions {
     pub kv_budget_bytes: u64,
     /// Shortens the model's own context.
     pub context_limit: Option<usize>,
+    /// Goes before what the file says in `tokenizer.ggml.pre`: how texts are split before byte pairs are merged. Only
+    /// for `gpt2` vocabularies.
+    pub tokenizer_pre: Option<String>,
     /// Most prompt tokens of one step.
     pub prefill_chunk_tokens: usize,
     /// Most sequences of one step.
@@ -49,6 +53,7 @@ impl Default for LoadOptions {
             kv_format: KvFormat::default(),
             kv_budget_bytes: 1 << 30,
             context_limit: None,
+            tokenizer_pre: None,
             prefill_chunk_tokens: 512,
             max_batch_rows: 16,
             template: None,
@@ -119,6 +124,10 @@ impl LoadedModel {
         if let Some(limit @ ..2) = options.context_limit {
             return Err(bad("context_limit", &limit, "at least 2, a token of a prompt and one of an answer"));
         }
+        let known = Tokenizer::pre_tokenizers();
+        if let Some(name) = options.tokenizer_pre.as_ref().filter(|name| !known.contains(&name.as_str())) {
+            return Err(bad("tokenizer_pre", name, &format!("known are {}", known.join(", "))));
+        }
         let isa = options.isa.unwrap_or_else(Isa::best);
         if !isa.is_supported() {
             let available: Vec<_> = Isa::available().into_iter().map(Isa::name).collect();
@@ -126,7 +135,8 @@ impl LoadedModel {
         }
         let file = GgufFile::open(path)?;
         let spec = ModelSpec::read(&file, options.context_limit)?;
-        let mut text = TextModel::read(&file, &spec, options.kv_format);
+        let pre = options.tokenizer_pre.as_deref();
+        let mut text = TextModel::read(&file, &spec, options.kv_format, pre);
         if let Some(choice) = &options.template {
             text = text.with_template(choice).map_err(|error| {
                 let found = match choice {

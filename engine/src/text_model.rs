@@ -24,9 +24,10 @@ pub struct TextModel {
 
 impl TextModel {
     /// Reads what `file` says about text. A file without a usable tokenizer still serves token ids: what is wrong with
-    /// it is said when text is asked for.
-    pub fn read(file: &GgufFile, spec: &ModelSpec, kv_format: KvFormat) -> Self {
-        let tokenizer = Tokenizer::from_gguf(file).map_err(|e| e.to_string()).and_then(|tokenizer| {
+    /// it is said when text is asked for. `tokenizer_pre` goes before what the file says of its pre-tokenizer.
+    pub fn read(file: &GgufFile, spec: &ModelSpec, kv_format: KvFormat, tokenizer_pre: Option<&str>) -> Self {
+        let tokenizer = Tokenizer::with_pre_tokenizer(file, tokenizer_pre).map_err(|e| e.to_string());
+        let tokenizer = tokenizer.and_then(|tokenizer| {
             let (found, rows) = (tokenizer.vocab_size(), spec.vocab_size);
             if found <= rows {
                 Ok(tokenizer)
@@ -46,7 +47,7 @@ impl TextModel {
             architecture: spec.architecture.clone(),
             context_length: spec.context_length,
             vocab_size: spec.vocab_size,
-            fingerprint: fingerprint(file, spec, kv_format),
+            fingerprint: fingerprint(file, spec, kv_format, tokenizer_pre),
             tokenizer,
             templates,
         }
@@ -163,7 +164,12 @@ impl TextModel {
 /// Reading every weight would bring the whole file into memory at each start. A tensor is sampled at its two ends and in
 /// its middle, so that models of one shape differ where a fine-tune changed anything near there; the metadata
 /// and every record (names, shapes, formats, offsets) are in it whole.
-fn fingerprint(file: &GgufFile, spec: &ModelSpec, kv_format: KvFormat) -> [u8; 32] {
+fn fingerprint(
+    file: &GgufFile,
+    spec: &ModelSpec,
+    kv_format: KvFormat,
+    tokenizer_pre: Option<&str>,
+) -> [u8; 32] {
     const SAMPLE_BYTES: usize = 4096;
     let mut hash = blake3::Hasher::new();
     hash.update(b"zllm fingerprint 1\0");
@@ -171,6 +177,9 @@ fn fingerprint(file: &GgufFile, spec: &ModelSpec, kv_format: KvFormat) -> [u8; 3
     // What is computed follows from the file, but for what the context that is used decides.
     for layer in &spec.layers {
         hash.update(format!("{:?}\0", layer.mixer).as_bytes());
+    }
+    if let Some(pre) = tokenizer_pre {
+        hash.update(format!("tokenizer_pre {pre}\0").as_bytes());
     }
     for header in file.headers() {
         hash.update(header);

@@ -140,11 +140,19 @@ proptest! {
 
     #[test]
     fn damaged_vocabularies_never_panic(
-        bpe in any::<bool>(),
+        kind in 0..3,
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
         text in "[ab<|im_end>é ]{0,20}",
     ) {
-        let entries = if bpe { byte_pairs() } else { pieces(&[("a", -1.0), ("▁a", -2.0)]) };
+        let spm = || pieces(&[("a", -1.0), ("▁a", -2.0)]);
+        let entries = match kind {
+            0 => byte_pairs(),
+            1 => spm(),
+            // A table of replacements with an index of one unit.
+            _ => spm()
+                .text("tokenizer.ggml.model", "t5")
+                .numbers("tokenizer.ggml.precompiled_charsmap", &[4, 0, 0, 0, 0, 1, 0, 0, b'b'.into(), 0]),
+        };
         let mut bytes = entries.bytes();
         for (at, byte) in changes {
             *at.get_mut(&mut bytes) = byte;
@@ -200,21 +208,45 @@ fn llama3_takes_whole_words_that_are_tokens_and_begins_with_bos() {
     assert!(tokenizer.add_bos());
 }
 
+/// Checks that none of `cases` is a vocabulary, and that the error names the file and says what it should.
+fn refused(cases: Vec<(Entries, &str)>) {
+    for (entries, message) in cases {
+        let error = entries.tokenizer().expect_err(message).to_string();
+        assert!(
+            error.starts_with("small.gguf: ") && error.contains(message),
+            "{error}\n  does not say: {message}"
+        );
+    }
+}
+
+#[test]
+fn kinds_that_are_not_supported_are_refused_with_those_that_are() {
+    let model = |name: &str| byte_pairs().text("tokenizer.ggml.model", name);
+    let pre = |name: &str| byte_pairs().text("tokenizer.ggml.pre", name);
+    refused(vec![
+        (model("test"), "`tokenizer.ggml.model` is `test`; supported are: gpt2, llama, t5"),
+        (model("bert"), "`tokenizer.ggml.model` is `bert`; supported are: gpt2, llama, t5"),
+        (model("rwkv"), "`tokenizer.ggml.model` is `rwkv`; supported are: gpt2, llama, t5"),
+        (model("plamo2"), "`tokenizer.ggml.model` is `plamo2`; supported are: gpt2, llama, t5"),
+        (pre("zebra"), "`tokenizer.ggml.pre` is `zebra`; supported are: a.x-4.0, afmoe"),
+        (pre("zebra"), ", llama-bpe, llama-v3, "),
+        (
+            pre("zebra"),
+            ", youtu. If the model's words are split as one of these says, set `tokenizer_pre` to it",
+        ),
+        (pre("gemma4"), "`tokenizer.ggml.pre` is `gemma4`, which is no byte-level BPE and not supported"),
+    ]);
+}
+
 #[test]
 fn vocabularies_that_make_no_sense_are_refused_by_name() {
+    const CHARSMAP: &str = "tokenizer.ggml.precompiled_charsmap";
     let (bpe, spm) = (byte_pairs, || pieces(&[("a", -1.0)]));
+    let t5 = || spm().text("tokenizer.ggml.model", "t5");
     let long = Entries::new("llama").strings("tokenizer.ggml.tokens", &["x".repeat(1 << 21)]);
     let long = long.floats("tokenizer.ggml.scores", &[0.0]).numbers("tokenizer.ggml.token_type", &[3]);
-    let cases = [
+    let cases = vec![
         (bpe().without("tokenizer.ggml.model"), "`tokenizer.ggml.model` is missing"),
-        (
-            bpe().text("tokenizer.ggml.model", "test"),
-            "`tokenizer.ggml.model` is `test`; supported are: gpt2, llama",
-        ),
-        (
-            bpe().text("tokenizer.ggml.pre", "zebra"),
-            "`tokenizer.ggml.pre` is `zebra`; supported are: default, gpt-2",
-        ),
         (bpe().number("tokenizer.ggml.pre", 1), "`tokenizer.ggml.pre` should be a string"),
         (bpe().without("tokenizer.ggml.tokens"), "`tokenizer.ggml.tokens` is missing"),
         (
@@ -242,15 +274,17 @@ fn vocabularies_that_make_no_sense_are_refused_by_name() {
             "`tokenizer.ggml.scores` has 1 elements for 260 tokens",
         ),
         (spm().floats("tokenizer.ggml.scores", &[f32::NAN; 260]), "token 0 has a score that is not a number"),
+        (t5().without("tokenizer.ggml.scores"), "`tokenizer.ggml.scores` is missing"),
+        (t5().floats("tokenizer.ggml.scores", &[f32::NAN; 260]), "token 0 has a score that is not a number"),
+        (t5().number(CHARSMAP, 1), "`tokenizer.ggml.precompiled_charsmap` should be an array"),
+        (
+            t5().numbers(CHARSMAP, &[1000]),
+            "`tokenizer.ggml.precompiled_charsmap` cannot be used: it is not an",
+        ),
+        (t5().numbers(CHARSMAP, &[1, 0, 0, 0]), "cannot be used: its index goes past its end"),
         (long, "the special tokens hold 2097152 bytes"),
     ];
-    for (entries, message) in cases {
-        let error = entries.tokenizer().expect_err(message).to_string();
-        assert!(
-            error.starts_with("small.gguf: ") && error.contains(message),
-            "{error}\n  does not say: {message}"
-        );
-    }
+    refused(cases);
 }
 
 #[test]

@@ -133,7 +133,7 @@ fn a_fingerprint_covers_every_part() {
     let fingerprint = || {
         let file = GgufFile::open(&first).expect("sound parts");
         let spec = ModelSpec::read(&file, None).expect("a supported family");
-        TextModel::read(&file, &spec, LoadOptions::default().kv_format).fingerprint()
+        TextModel::read(&file, &spec, LoadOptions::default().kv_format, None).fingerprint()
     };
     let before = fingerprint();
     assert_eq!(fingerprint(), before);

@@ -9,13 +9,14 @@ use super::{
     byte_alphabet::char_of,
     error::VocabularyFault,
     merge::{Merge, Merger, NONE},
-    pre_split::Scheme,
+    pre_split::{Scheme, Splitter},
     vocabulary::Vocabulary,
 };
 
 /// The merges of a model and how its texts are split before.
 pub(super) struct BytePairs {
     pub(super) scheme: &'static Scheme,
+    splitter: Splitter,
     /// The token of each byte, or [`NONE`].
     byte_ids: Box<[u32; 256]>,
     /// What two neighbouring tokens become.
@@ -56,14 +57,14 @@ impl BytePairs {
             let merge = Merge { priority: index as u32, id: find(&joined)? };
             merges.entry((find(left)?, find(right)?)).or_insert(merge);
         }
-        Ok(Self { scheme, byte_ids, merges })
+        Ok(Self { scheme, splitter: Splitter::new(scheme), byte_ids, merges })
     }
 
     /// Appends the tokens of `text`, which holds no special token.
     pub(super) fn encode(&self, vocabulary: &Vocabulary, text: &str, out: &mut Vec<u32>) {
         let mut merger = Merger::default();
         let mut letters = String::new();
-        self.scheme.split(text, &mut |word| {
+        self.splitter.split(text, &mut |word| {
             if self.scheme.whole_words {
                 letters.clear();
                 letters.extend(word.bytes().map(char_of));

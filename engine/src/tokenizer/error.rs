@@ -27,10 +27,25 @@ pub enum TokenizerError {
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the messages beside the fields say what they are")]
 pub enum VocabularyFault {
-    #[error("`tokenizer.ggml.model` is `{found}`; supported are: gpt2, llama")]
+    #[error("`tokenizer.ggml.model` is `{found}`; supported are: gpt2, llama, t5")]
     UnknownModel { found: String },
-    #[error("`tokenizer.ggml.pre` is `{found}`; supported are: {}", Scheme::known())]
+    #[error(
+        "`tokenizer.ggml.pre` is `{found}`; supported are: {}. If the model's words are split as one of these says, set \
+         `tokenizer_pre` to it",
+        Scheme::names().join(", ")
+    )]
     UnknownPreTokenizer { found: String },
+    #[error(
+        "`tokenizer.ggml.pre` is `{found}`, which is no byte-level BPE and not supported; supported are: {}",
+        Scheme::names().join(", ")
+    )]
+    OtherPreTokenizer { found: String },
+    #[error(
+        "`tokenizer_pre` is set, but `tokenizer.ggml.model` is `{model}`, which splits no words; leave it out"
+    )]
+    NoPreTokenizer { model: String },
+    #[error("`tokenizer.ggml.precompiled_charsmap` cannot be used: {reason}")]
+    CharsMap { reason: &'static str },
     #[error("`tokenizer.ggml.tokens` has {found} tokens; it should have 1 to {limit}")]
     TokenCount { found: usize, limit: usize },
     #[error("`tokenizer.ggml.tokens` holds {found} bytes of text; at most {limit} are supported")]

@@ -1,18 +1,21 @@
 //! Splitting a text into words before byte pairs are merged, by `tokenizer.ggml.pre`.
 //!
-//! Each scheme is a list of steps; every step splits each piece that the step before it left. The steps are the
-//! alternatives of the original regular expressions, in their order, written out so that each takes linear time.
-//! Nothing is dropped: the pieces joined are the text.
-//!
-//! Source: the expressions of the models' own `tokenizer.json` and their names in llama.cpp's `llama-vocab.cpp`.
+//! Each scheme is a list of steps; every step splits each piece that the step before it left. Nothing is dropped: the
+//! pieces joined are the text. All takes linear time.
 
-use super::unicode::{Class, is_punctuation};
+mod expression;
+mod schemes;
+
+use self::{
+    expression::{Classes, Expression, Set, Sets, Text},
+    schemes::SCHEMES,
+};
 
 /// How the texts of a family of models are split.
 #[derive(Debug)]
 pub(super) struct Scheme {
     /// The values of `tokenizer.ggml.pre` that mean this scheme.
-    pub(super) names: &'static [&'static str],
+    names: &'static [&'static str],
     steps: &'static [Step],
     /// Whether a word that is a token is that token, whatever the merges would make of it.
     pub(super) whole_words: bool,
@@ -23,56 +26,38 @@ pub(super) struct Scheme {
 /// The scheme of a file that names none.
 pub(super) const DEFAULT_NAME: &str = "default";
 
-/// All schemes. To add a model, add its name here, or a scheme with the steps of its expression.
-static SCHEMES: [Scheme; 6] = [
-    Scheme {
-        names: &[DEFAULT_NAME],
-        steps: &[Step::Punctuation, Step::Gpt2Words, Step::Numbers, Step::ThreeDigits],
-        whole_words: false,
-        add_bos: false,
+/// Values of `tokenizer.ggml.pre` that are known and refused: their texts take another way than byte-level BPE.
+const OTHER_ALGORITHMS: [&str; 4] = ["gemma4", "granite-embed-multi-311m", "sarvam-moe", "whitespace"];
+
+/// One way to split a piece of text.
+#[derive(Debug)]
+enum Step {
+    /// What matches one of these rules is a piece, and so is what lies between two matches.
+    Split(&'static [&'static str]),
+    /// Numbers are split into threes from their ends.
+    Threes {
+        /// The set of the digits.
+        digits: &'static str,
+        /// Whether a cut is made before the first digit of a number.
+        before_first: Cut,
+        /// Whether a cut is made after its last digit.
+        after_last: bool,
+        /// Leaves numbers as they are that a letter, a mark or an underscore follows.
+        no_word_after: bool,
     },
-    Scheme {
-        names: &[
-            "gpt-2",
-            "gpt2",
-            "phi-2",
-            "mpt",
-            "olmo",
-            "jais",
-            "trillion",
-            "jina-es",
-            "jina-de",
-            "jina-v2-es",
-        ],
-        steps: &[Step::Gpt2Words],
-        whole_words: false,
-        add_bos: false,
-    },
-    Scheme {
-        names: &["smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"],
-        steps: &[Step::EachNumber, Step::Gpt2Words],
-        whole_words: false,
-        add_bos: false,
-    },
-    Scheme {
-        names: &["llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"],
-        steps: &[Step::Llama3Words { numbers: 3 }],
-        whole_words: true,
-        add_bos: true,
-    },
-    Scheme {
-        names: &["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"],
-        steps: &[Step::Llama3Words { numbers: 3 }],
-        whole_words: false,
-        add_bos: false,
-    },
-    Scheme {
-        names: &["qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"],
-        steps: &[Step::Llama3Words { numbers: 1 }],
-        whole_words: false,
-        add_bos: false,
-    },
-];
+}
+
+/// Whether a cut is made before a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cut {
+    Always,
+    Never,
+    /// Where the number begins with three digits.
+    IfThree,
+}
+
+/// `\w` as Oniguruma has it, the engine of the `tokenizers` library.
+const WORD: &str = r"[\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\u{B2}\u{B3}\u{B9}\u{BC}-\u{BE}\u{24B6}-\u{24E9}]";
 
 impl Scheme {
     /// The scheme of this name.
@@ -80,156 +65,98 @@ impl Scheme {
         SCHEMES.iter().find(|scheme| scheme.names.contains(&name))
     }
 
-    /// All names, for messages.
-    pub(super) fn known() -> String {
-        SCHEMES.iter().flat_map(|scheme| scheme.names).copied().collect::<Vec<_>>().join(", ")
+    /// All names, sorted.
+    pub(super) fn names() -> Vec<&'static str> {
+        let mut names: Vec<_> = SCHEMES.iter().flat_map(|scheme| scheme.names).copied().collect();
+        names.sort_unstable();
+        names
     }
 
-    /// Calls `word` with each word of `text`, in order.
-    pub(super) fn split<'t>(&self, text: &'t str, word: &mut dyn FnMut(&'t str)) {
-        split(self.steps, text, word);
-    }
-}
-
-fn split<'t>(steps: &[Step], text: &'t str, word: &mut dyn FnMut(&'t str)) {
-    let Some((step, later)) = steps.split_first() else { return word(text) };
-    let mut rest = text;
-    while !rest.is_empty() {
-        let (piece, after) = rest.split_at(step.first_piece(rest));
-        debug_assert!(!piece.is_empty());
-        split(later, piece, word);
-        rest = after;
+    /// Whether the name is known, but its texts take another way than byte-level BPE.
+    pub(super) fn is_another_algorithm(name: &str) -> bool {
+        OTHER_ALGORITHMS.contains(&name)
     }
 }
 
-/// One way to split a piece of text.
-#[derive(Clone, Copy, Debug)]
-enum Step {
-    /// `\p{N}`: each number alone.
-    EachNumber,
-    /// `\p{N}+`
-    Numbers,
-    /// `[0-9][0-9][0-9]`
-    ThreeDigits,
-    /// `[\p{P}\$\+<=>\^~\|]+`
-    Punctuation,
-    /// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
-    Gpt2Words,
-    /// `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,numbers}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
-    Llama3Words { numbers: usize },
+/// A scheme, ready to split texts.
+pub(super) struct Splitter {
+    classes: Classes,
+    steps: Box<[ReadyStep]>,
 }
 
-impl Step {
-    /// The bytes of the first piece of `text`, which is not empty.
-    fn first_piece(self, text: &str) -> usize {
-        match self {
-            Self::EachNumber => match text.find(char::is_numeric) {
-                Some(0) => first_char(text).len_utf8(),
-                Some(at) => at,
-                None => text.len(),
+enum ReadyStep {
+    Split(Expression),
+    Threes { digits: Set, before_first: Cut, after_last: bool, word_after: Option<Set> },
+}
+
+impl Splitter {
+    pub(super) fn new(scheme: &Scheme) -> Self {
+        let expressions = scheme.steps.iter().flat_map(|step| match step {
+            Step::Split(rules) => rules.to_vec(),
+            Step::Threes { digits, .. } => vec![*digits, WORD],
+        });
+        let (sets, classes) = Sets::new(expressions);
+        let ready = |step: &Step| match *step {
+            Step::Split(rules) => ReadyStep::Split(Expression::new(rules, &sets)),
+            Step::Threes { digits, before_first, after_last, no_word_after } => ReadyStep::Threes {
+                digits: sets.mask(digits),
+                before_first,
+                after_last,
+                word_after: no_word_after.then(|| sets.mask(WORD)),
             },
-            Self::Numbers => alternate(text, char::is_numeric),
-            Self::ThreeDigits => {
-                let three = |w: &[u8]| w.iter().all(u8::is_ascii_digit);
-                match text.as_bytes().windows(3).position(three) {
-                    Some(0) => 3,
-                    Some(at) => at,
-                    None => text.len(),
+        };
+        Self { steps: scheme.steps.iter().map(ready).collect(), classes }
+    }
+
+    /// Calls `word` with each word of `text`, in order. None is empty.
+    pub(super) fn split<'t>(&self, text: &'t str, word: &mut dyn FnMut(&'t str)) {
+        self.split_by(&self.steps, text, word);
+    }
+
+    fn split_by<'t>(&self, steps: &[ReadyStep], text: &'t str, word: &mut dyn FnMut(&'t str)) {
+        let Some((step, later)) = steps.split_first() else { return word(text) };
+        let piece = &mut |start, end| {
+            if start < end {
+                self.split_by(later, &text[start..end], word);
+            }
+        };
+        let text = Text { text, classes: &self.classes };
+        match step {
+            ReadyStep::Split(expression) => {
+                let mut done = 0;
+                while let Some((start, end)) = expression.find(&text, done) {
+                    piece(done, start);
+                    piece(start, end);
+                    done = end;
                 }
+                piece(done, text.text.len());
             }
-            Self::Punctuation => alternate(text, |c| is_punctuation(c) || "$+<=>^~|".contains(c)),
-            Self::Gpt2Words => gpt2_word(text),
-            Self::Llama3Words { numbers } => llama3_word(text, numbers),
-        }
-    }
-}
-
-fn first_char(text: &str) -> char {
-    text.chars().next().expect("a piece is not empty")
-}
-
-/// The bytes of the longest start of `text` that is all of `class`.
-fn run(text: &str, class: Class) -> usize {
-    text.find(|c| Class::of(c) != class).unwrap_or(text.len())
-}
-
-/// The bytes of the longest start of `text` that is all in `set`, or all not in it.
-fn alternate(text: &str, set: impl Fn(char) -> bool) -> usize {
-    let inside = set(first_char(text));
-    text.find(|c| set(c) != inside).unwrap_or(text.len())
-}
-
-/// The bytes of the English contraction that `text` begins with.
-fn contraction(text: &str, ignore_case: bool) -> Option<usize> {
-    let letters = text.strip_prefix('\'')?.as_bytes();
-    let is = |ending: &str| {
-        let start = letters.get(..ending.len());
-        start.is_some_and(|s| {
-            if ignore_case { s.eq_ignore_ascii_case(ending.as_bytes()) } else { s == ending.as_bytes() }
-        })
-    };
-    let ending = ["s", "t", "re", "ve", "m", "ll", "d"].into_iter().find(|ending| is(ending))?;
-    Some(1 + ending.len())
-}
-
-fn gpt2_word(text: &str) -> usize {
-    if let Some(len) = contraction(text, false) {
-        return len;
-    }
-    let body = text.strip_prefix(' ').unwrap_or(text);
-    match body.chars().next().map(Class::of) {
-        None | Some(Class::Space) => spaces(text),
-        Some(class) => (text.len() - body.len()) + run(body, class),
-    }
-}
-
-fn llama3_word(text: &str, numbers: usize) -> usize {
-    if let Some(len) = contraction(text, true) {
-        return len;
-    }
-    let first = first_char(text);
-    let after = &text[first.len_utf8()..];
-    let next = after.chars().next().map(Class::of);
-    match Class::of(first) {
-        Class::Letter => run(text, Class::Letter),
-        Class::Number => text
-            .char_indices()
-            .take(numbers)
-            .take_while(|(_, c)| c.is_numeric())
-            .map(|(i, c)| i + c.len_utf8())
-            .last()
-            .expect("the first is a number"),
-        _ if next == Some(Class::Letter) && !matches!(first, '\r' | '\n') => {
-            first.len_utf8() + run(after, Class::Letter)
-        }
-        Class::Other => symbols(text),
-        Class::Space if first == ' ' && next == Some(Class::Other) => 1 + symbols(after),
-        Class::Space => {
-            let blank = &text[..run(text, Class::Space)];
-            match blank.rfind(['\r', '\n']) {
-                Some(last) => last + 1,
-                None => spaces(text),
+            ReadyStep::Threes { digits, before_first, after_last, word_after } => {
+                let mut done = 0;
+                let mut cut = |at| piece(std::mem::replace(&mut done, at), at);
+                let mut at = 0;
+                while at < text.text.len() {
+                    let (end, count) = text.run(*digits, at, u32::MAX);
+                    if count == 0 || word_after.is_some_and(|set| text.holds(set, end)) {
+                        at = end.max(text.after(at));
+                        continue;
+                    }
+                    if *before_first == Cut::Always || *before_first == Cut::IfThree && count % 3 == 0 {
+                        cut(at);
+                    }
+                    let (mut three, _) = text.run(*digits, at, if count % 3 == 0 { 3 } else { count % 3 });
+                    while three < end {
+                        cut(three);
+                        three = text.run(*digits, three, 3).0;
+                    }
+                    if *after_last {
+                        cut(end);
+                    }
+                    at = end;
+                }
+                cut(text.text.len());
             }
         }
-    }
-}
-
-/// `[^\s\p{L}\p{N}]+[\r\n]*`
-fn symbols(text: &str) -> usize {
-    let symbols = run(text, Class::Other);
-    let after = &text[symbols..];
-    symbols + after.find(|c| !matches!(c, '\r' | '\n')).unwrap_or(after.len())
-}
-
-/// `\s+(?!\S)|\s+`: all spaces at the end of the text; else all but the last, which belongs to the word after it.
-fn spaces(text: &str) -> usize {
-    let all = run(text, Class::Space);
-    if all == text.len() {
-        return all;
-    }
-    match text[..all].char_indices().next_back() {
-        Some((last, _)) if last > 0 => last,
-        _ => all,
     }
 }
 
@@ -241,7 +168,8 @@ mod tests {
 
     fn words<'t>(scheme: &str, text: &'t str) -> Vec<&'t str> {
         let mut words = vec![];
-        Scheme::find(scheme).expect("a known scheme").split(text, &mut |word| words.push(word));
+        let scheme = Scheme::find(scheme).expect("a known scheme");
+        Splitter::new(scheme).split(text, &mut |word| words.push(word));
         words
     }
 
@@ -285,8 +213,30 @@ mod tests {
     }
 
     #[test]
+    fn gpt4o_splits_where_small_letters_end() {
+        assert_eq!(words("gpt-4o", "HTMLParser's ÉtéÉté"), ["HTMLParser's", " Été", "Été"]);
+        assert_eq!(words("gpt-4o", "parseHTML a/\n"), ["parse", "HTML", " a", "/\n"]);
+        assert_eq!(words("tekken", "it's"), ["it", "'s"]);
+    }
+
+    #[test]
+    fn kimi_takes_han_out_and_deepseek_kana_too() {
+        assert_eq!(words("kimi-k2", "abc汉字かな1234"), ["abc", "汉字", "かな", "123", "4"]);
+        assert_eq!(words("deepseek-v3", "abc汉字かな1234"), ["abc", "汉字かな", "123", "4"]);
+    }
+
+    #[test]
+    fn threes_are_counted_from_the_end_of_a_number() {
+        assert_eq!(words("tiny_aya", "a 1234567."), ["a", " ", "1", "234", "567", "."]);
+        assert_eq!(words("tiny_aya", "1234a"), ["123", "4", "a"], "no word ends there");
+        assert_eq!(words("superbpe", "a1234b123"), ["a", "1", "234", "b", "123"]);
+        assert_eq!(words("afmoe", "x1234567"), ["x", "1", "234", "567"]);
+    }
+
+    #[test]
     fn names_are_unique() {
         let mut names: Vec<_> = SCHEMES.iter().flat_map(|scheme| scheme.names).collect();
+        names.extend(&OTHER_ALGORITHMS);
         let count = names.len();
         names.sort();
         names.dedup();
@@ -294,15 +244,20 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig { cases: 16, failure_persistence: None, ..Default::default() })]
+
         #[test]
-        fn nothing_is_dropped(text in "[a'sl 1½\\n\\r\\t\\u{a0}.🙂é字$]{0,40}") {
-            for scheme in &SCHEMES {
-                let mut joined = String::new();
-                scheme.split(&text, &mut |word| {
-                    assert!(!word.is_empty());
-                    joined.push_str(word);
-                });
-                prop_assert_eq!(&joined, &text);
+        fn nothing_is_dropped(texts in prop::collection::vec("[a'sl 1½\\n\\r\\t\\u{a0}.🙂é字$]{0,40}", 20)) {
+            for scheme in SCHEMES {
+                let splitter = Splitter::new(scheme);
+                for text in &texts {
+                    let mut joined = String::new();
+                    splitter.split(text, &mut |word| {
+                        assert!(!word.is_empty());
+                        joined.push_str(word);
+                    });
+                    prop_assert_eq!(&joined, text);
+                }
             }
         }
     }

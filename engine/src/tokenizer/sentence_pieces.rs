@@ -11,7 +11,7 @@ use super::{
 };
 
 /// The character that stands for a space.
-const SPACE: char = '\u{2581}';
+pub(super) const SPACE: char = '\u{2581}';
 
 /// The scores of a model.
 pub(super) struct SentencePieces {

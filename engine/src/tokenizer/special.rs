@@ -9,7 +9,7 @@ use super::{
 
 /// Tokens that end a turn or a text in some family of models. A model that was trained with one emits it where it is
 /// done, and files forget to name more than one; they also forget to mark them as control tokens.
-const END_NAMES: [&str; 14] = [
+const END_NAMES: [&str; 18] = [
     "<|eot_id|>",
     "<|im_end|>",
     "<end_of_turn>",
@@ -24,6 +24,10 @@ const END_NAMES: [&str; 14] = [
     "[EOT]",
     "<｜end▁of▁sentence｜>",
     "<end_of_utterance>",
+    "<|flush|>",
+    "<|calls|>",
+    "[EOS]",
+    "[e~[",
 ];
 
 /// Tokens that end a generation only where the file marks them as control tokens: in other files they are plain text
@@ -45,8 +49,9 @@ pub(super) fn ends_of_generation(
     let mut ends: Vec<u32> = named.into_iter().collect();
     let if_control = END_NAMES_IF_CONTROL.iter().filter_map(|name| vocabulary.find(name.as_bytes()));
     ends.extend(if_control.filter(|&id| vocabulary.kind(id) == TokenKind::Control));
-    // In the harmony format `<|end|>` ends a message, of which an answer has several.
-    let harmony = ["<|return|>", "<|call|>"].iter().all(|name| vocabulary.find(name.as_bytes()).is_some());
+    // In the harmony format, and in that of Solar, `<|end|>` ends a message, of which an answer has several.
+    let has = |name: &str| vocabulary.find(name.as_bytes()).is_some();
+    let harmony = has("<|return|>") && has("<|call|>") || has("<|calls|>") && has("<|flush|>");
     for name in END_NAMES {
         let Some(id) = vocabulary.find(name.as_bytes()) else { continue };
         vocabulary.set_control(id);
@@ -67,6 +72,16 @@ pub(super) fn end_of_turn(vocabulary: &Vocabulary) -> Option<u32> {
     END_NAMES[..5].iter().find_map(|name| vocabulary.find(name.as_bytes()))
 }
 
+/// Whether models of this name want the spaces behind a special token gone, of which their GGUF files say nothing: those
+/// of Phi-3, as llama.cpp's `llama-vocab.cpp` knows.
+pub(super) fn strips_spaces_behind(model_name: &str) -> bool {
+    let name = model_name.to_ascii_lowercase();
+    name.contains("phi-3") || name.contains("phi3")
+}
+
+/// Special tokens of those models that keep the spaces behind them.
+const KEEPS_SPACES: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
+
 /// A part of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part<'t> {
@@ -85,13 +100,15 @@ pub(super) struct SpecialTokens {
 }
 
 impl SpecialTokens {
-    pub(super) fn new(vocabulary: &Vocabulary) -> Result<Self, VocabularyFault> {
+    /// With `strip_spaces`, spaces behind most special tokens are left out of the parts.
+    pub(super) fn new(vocabulary: &Vocabulary, strip_spaces: bool) -> Result<Self, VocabularyFault> {
         let is = |kinds: &'static [TokenKind]| move |kind| kinds.contains(&kind);
         Ok(Self {
-            user_defined: Finder::new(vocabulary, is(&[TokenKind::UserDefined]))?,
+            user_defined: Finder::new(vocabulary, is(&[TokenKind::UserDefined]), strip_spaces)?,
             all: Finder::new(
                 vocabulary,
                 is(&[TokenKind::UserDefined, TokenKind::Control, TokenKind::Unknown]),
+                strip_spaces,
             )?,
         })
     }
@@ -106,10 +123,16 @@ impl SpecialTokens {
 struct Finder {
     automaton: AhoCorasick,
     ids: Box<[u32]>,
+    /// Of each, whether the spaces behind it go.
+    strips: Box<[bool]>,
 }
 
 impl Finder {
-    fn new(vocabulary: &Vocabulary, wanted: impl Fn(TokenKind) -> bool) -> Result<Self, VocabularyFault> {
+    fn new(
+        vocabulary: &Vocabulary,
+        wanted: impl Fn(TokenKind) -> bool,
+        strip_spaces: bool,
+    ) -> Result<Self, VocabularyFault> {
         let found = vocabulary.kinds().filter(|&(_, kind)| wanted(kind)).map(|(id, _)| id);
         let ids: Box<[u32]> = found.filter(|&id| !vocabulary.text(id).is_empty()).collect();
         let texts = || ids.iter().map(|&id| vocabulary.text(id));
@@ -122,7 +145,8 @@ impl Finder {
         let automaton =
             AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).kind(kind).build(texts());
         let automaton = automaton.map_err(|e| VocabularyFault::SpecialTokens { reason: e.to_string() })?;
-        Ok(Self { automaton, ids })
+        let strips = texts().map(|text| strip_spaces && !KEEPS_SPACES.contains(&text)).collect();
+        Ok(Self { automaton, strips, ids })
     }
 
     fn split<'t>(&self, text: &'t str, mut part: impl FnMut(Part<'t>)) {
@@ -133,6 +157,10 @@ impl Finder {
             }
             part(Part::Token(self.ids[found.pattern().as_usize()]));
             done = found.end();
+            if self.strips[found.pattern().as_usize()] {
+                let behind = text[done..].trim_start_matches([' ', '\t', '\n', '\x0b', '\x0c', '\r']);
+                done = text.len() - behind.len();
+            }
         }
         if done < text.len() {
             part(Part::Text(&text[done..]));
@@ -155,7 +183,7 @@ mod tests {
     fn the_longest_is_found_and_control_tokens_only_when_asked_for() {
         use TokenKind::{Control, Normal, UserDefined};
         let vocabulary = vocabulary(&[("a", Normal), ("<x", UserDefined), ("<x>", Control), ("", Control)]);
-        let special = SpecialTokens::new(&vocabulary).expect("few tokens");
+        let special = SpecialTokens::new(&vocabulary, false).expect("few tokens");
         let parts = |parse_special| {
             let mut parts = vec![];
             special.split("a<x>b<x", parse_special, |part| parts.push(part));
@@ -163,6 +191,18 @@ mod tests {
         };
         assert_eq!(parts(true), [Part::Text("a"), Part::Token(2), Part::Text("b"), Part::Token(1)]);
         assert_eq!(parts(false), [Part::Text("a"), Part::Token(1), Part::Text(">b"), Part::Token(1)]);
+    }
+
+    #[test]
+    fn spaces_behind_special_tokens_go_in_phi_3() {
+        use TokenKind::Control;
+        assert!(strips_spaces_behind("Phi-3 Mini 4k Instruct") && !strips_spaces_behind("phi 2"));
+        let vocabulary = vocabulary(&[("<|user|>", Control), ("<s>", Control)]);
+        let special = SpecialTokens::new(&vocabulary, true).expect("few tokens");
+        let mut parts = vec![];
+        special.split("<s> <|user|>\n\u{a0}a<|user|> <|user|>", true, |part| parts.push(part));
+        let token = Part::Token;
+        assert_eq!(parts, [token(1), Part::Text(" "), token(0), Part::Text("\u{a0}a"), token(0), token(0)]);
     }
 
     #[test]
