@@ -96,6 +96,7 @@ pub(crate) mod tests {
             kv_format: KvFormat::I16,
             kv_budget_bytes: 1 << 20,
             context_tokens: None,
+            tokenizer_pre: None,
             threads: 1,
             prefill_chunk_tokens: 64,
             batch_rows: 4,

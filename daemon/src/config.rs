@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use zllm_engine::KvFormat;
+use zllm_engine::{KvFormat, tokenizer::Tokenizer};
 
 /// Everything the daemon needs to know, complete and checked.
 #[derive(Debug, Clone)]
@@ -69,6 +69,8 @@ pub(crate) struct ModelDefaults {
     pub(crate) kv_format: KvFormat,
     pub(crate) kv_budget_bytes: u64,
     pub(crate) context_tokens: Option<usize>,
+    /// Goes before the file's `tokenizer.ggml.pre`.
+    pub(crate) tokenizer_pre: Option<String>,
     pub(crate) threads: usize,
     pub(crate) prefill_chunk_tokens: usize,
     /// Sequences of one step.
@@ -111,6 +113,7 @@ impl Config {
             kv_format: cli.kv_format.or(file.defaults.kv_format.map(|name| name.0)).unwrap_or_default(),
             kv_budget_bytes: kv_budget.map_or(limits::DEFAULT_KV_BUDGET_BYTES, |budget| budget.0),
             context_tokens: None,
+            tokenizer_pre: None,
             threads,
             prefill_chunk_tokens: core.prefill_chunk_tokens,
             batch_rows: core.running_jobs,
@@ -225,6 +228,15 @@ fn model(
         anyhow::ensure!(context > 1, "models.{name}.context is {context}; at least 2 works");
         defaults.context_tokens = Some(context);
     }
+    if let Some(pre) = entry.tokenizer_pre {
+        let known = Tokenizer::pre_tokenizers();
+        anyhow::ensure!(
+            known.contains(&pre.as_str()),
+            "models.{name}.tokenizer_pre is {pre:?}; known are {}",
+            known.join(", ")
+        );
+        defaults.tokenizer_pre = Some(pre);
+    }
     // A relative path means a file beside the configuration, wherever the daemon is started.
     let beside = |path: &Path| base.map_or_else(|| path.to_path_buf(), |base| base.join(path));
     let template = match entry.template {
@@ -305,13 +317,14 @@ mod tests {
     #[test]
     fn a_model_has_its_own_settings_and_a_path_beside_the_file() {
         let text = "[models.small]\npath = \"m/small.gguf\"\nload = \"start\"\nkv_format = \"f16\"\n\
-                    kv_budget = \"64MiB\"\ncontext = 512\nthreads = 2\n";
+                    kv_budget = \"64MiB\"\ncontext = 512\nthreads = 2\ntokenizer_pre = \"llama-bpe\"\n";
         let config = read(text, &[]).expect("valid");
         let small = &config.models["small"];
         assert_eq!(small.path, Path::new("/etc/zllm/m/small.gguf"));
         assert_eq!(small.defaults.kv_budget_bytes, 64 << 20);
         assert_eq!(small.defaults.kv_format, KvFormat::F16);
         assert_eq!((small.defaults.context_tokens, small.defaults.threads), (Some(512), 2));
+        assert_eq!(small.defaults.tokenizer_pre.as_deref(), Some("llama-bpe"));
         assert_eq!(config.startup_models().collect::<Vec<_>>(), ["small"]);
     }
 
@@ -329,6 +342,9 @@ mod tests {
         let error = read("", &["--drain-seconds", &u64::MAX.to_string()]).expect_err("for ever").to_string();
         assert!(error.contains("drain_seconds"), "{error}");
         assert!(read("metrics = \"nowhere\"\n", &[]).is_err());
+        let text = "[models.a]\npath = \"x\"\ntokenizer_pre = \"llama-bep\"\n";
+        let error = read(text, &[]).expect_err("an unknown pre-tokenizer").to_string();
+        assert!(error.contains("models.a.tokenizer_pre") && error.contains("llama-bpe, "), "{error}");
     }
 
     #[test]

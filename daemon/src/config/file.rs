@@ -57,6 +57,7 @@ pub(super) struct ModelEntry {
     pub(super) kv_budget: Option<ByteSize>,
     pub(super) template: Option<String>,
     pub(super) context: Option<usize>,
+    pub(super) tokenizer_pre: Option<String>,
     pub(super) threads: Option<usize>,
 }
 

@@ -116,6 +116,7 @@ fn options(settings: &ModelSettings) -> Result<LoadOptions, String> {
         kv_format: defaults.kv_format,
         kv_budget_bytes: defaults.kv_budget_bytes,
         context_limit: defaults.context_tokens,
+        tokenizer_pre: defaults.tokenizer_pre.clone(),
         prefill_chunk_tokens: defaults.prefill_chunk_tokens,
         max_batch_rows: defaults.batch_rows,
         template: settings.template.as_ref().map(template).transpose()?,
