@@ -225,8 +225,8 @@ impl<B: Backend> Loader<'_, B> {
             let first = expert * each.tensor_rows + each.first_row;
             first..first + each.outputs
         };
-        let weights =
-            (0..*experts).map(|e| self.rows(&each.weight, each.inputs, rows(e))).collect::<Result<_, _>>()?;
+        let parts: Vec<_> = (0..*experts).map(rows).collect();
+        let weights = self.matrices(&each.weight, each.inputs, &parts)?;
         let scales =
             each.scale.as_ref().map(|name| self.vector(name, &[*experts], 0..*experts)).transpose()?;
         let bias = match &each.bias {
@@ -244,18 +244,37 @@ impl<B: Backend> Loader<'_, B> {
 
     /// The rows `rows` of `cols` columns of the tensor `name`.
     fn rows(&mut self, name: &str, cols: usize, rows: Range<usize>) -> Result<B::Weight, RuntimeError> {
+        let mut weights = self.matrices(name, cols, &[rows])?;
+        Ok(weights.pop().expect("a weight for each part"))
+    }
+
+    /// Several parts of one tensor, each a matrix of as many rows.
+    fn matrices(
+        &mut self,
+        name: &str,
+        cols: usize,
+        parts: &[Range<usize>],
+    ) -> Result<Vec<B::Weight>, RuntimeError> {
         let tensor = self.file.require_tensor(name).map_err(SpecError::from)?;
         let format = tensor.format().map_err(SpecError::from)?;
         let row_bytes = tensor.bytes().len() / tensor.rows();
-        let part = rows.start * row_bytes..rows.end * row_bytes;
-        let start = part.start;
-        let release = |part: Range<usize>| tensor.give_back(start + part.start..start + part.end);
-        let bytes = &tensor.bytes()[part];
-        let source = WeightSource { name, format, rows: rows.len(), cols, bytes, release: &release };
-        let weight = self.backend.weight(source)?;
-        self.bytes += self.backend.weight_bytes(&weight);
-        self.done(bytes.len());
-        Ok(weight)
+        let release =
+            |first: usize| move |part: Range<usize>| tensor.give_back(first + part.start..first + part.end);
+        let releases: Vec<_> = parts.iter().map(|rows| release(rows.start * row_bytes)).collect();
+        let source = |(rows, release): (&Range<usize>, _)| WeightSource {
+            name,
+            format,
+            rows: rows.len(),
+            cols,
+            bytes: &tensor.bytes()[rows.start * row_bytes..rows.end * row_bytes],
+            release,
+        };
+        let sources: Vec<_> =
+            parts.iter().zip(&releases).map(|(rows, release)| source((rows, release as _))).collect();
+        let weights = self.backend.weights(&sources)?;
+        self.bytes += weights.iter().map(|weight| self.backend.weight_bytes(weight)).sum::<usize>();
+        self.done(sources.iter().map(|source| source.bytes.len()).sum());
+        Ok(weights)
     }
 
     fn scale(&mut self, linear: &LinearSpec) -> Result<f32, RuntimeError> {
