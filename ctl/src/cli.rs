@@ -42,6 +42,12 @@ pub(crate) enum Command {
     Pull(PullArgs),
     /// List the models that the daemon knows
     Models,
+    /// Show what a model is and what of it would fit on the daemon's machine, without loading it
+    Inspect {
+        /// A model's name, or a file: a path with a "/" or that ends in .gguf
+        #[arg(value_hint = ValueHint::FilePath)]
+        model: String,
+    },
     /// Load a model
     Load {
         /// The model's name

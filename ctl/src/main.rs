@@ -10,6 +10,7 @@ mod events;
 mod failure;
 mod follow;
 mod generate;
+mod inspect;
 mod interrupt;
 mod jobs;
 mod limits;
@@ -51,6 +52,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
     match cli.command {
         Command::Pull(args) => pull::pull(&context, &args),
         Command::Models => models::list(&context),
+        Command::Inspect { model } => inspect::inspect(&context, model),
         Command::Load { model } => models::load(&context, &model),
         Command::Unload { model } => models::unload(&context, model),
         Command::Run(args) => generate::run(&context, args),

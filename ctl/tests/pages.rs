@@ -256,3 +256,56 @@ fn shells_and_man() {
     let run = std::fs::read_to_string(dir.join("zllmctl-run.1")).unwrap();
     assert!(run.contains("min\\-p"), "{run}");
 }
+
+#[test]
+fn an_inspection() {
+    let json = r#"{"name":"Small","architecture":"llama","files":["/m/a.gguf"],"file_bytes":1048576,
+        "parameters":134515008,"weight_bytes":1000000,"bits_per_weight":5.9,"context_tokens":8192,
+        "shape":{"layers":30,"width":576,"ffn_width":1536,"heads":9,"kv_heads":3,"key_dim":64,"value_dim":64,
+            "window_tokens":null,"windowed_layers":0,"experts":null,"experts_used":null},
+        "tensors":[
+            {"kind":"embedding","tensors":1,"parameters":28311552,"bytes":30081024,
+                "formats":[{"format":"Q8_0","tensors":1,"bytes":30081024}]},
+            {"kind":"feed_forward","tensors":90,"parameters":79626240,"bytes":49766400,
+                "formats":[{"format":"Q4_1","tensors":80,"bytes":40000000},{"format":"Q8_0","tensors":10,"bytes":9766400}]}],
+        "tokenizer":{"model":"gpt2","pre":"smollm","tokens":49152,"bos":{"id":1,"text":"<|im_start|>"},
+            "eos":{"id":2,"text":"<|im_end|>"},"eot":null,"adds_bos":false,"problem":null},
+        "template":{"present":true,"bytes":368,"first_line":"{% for message in messages %}","problem":null},
+        "kv":[{"format":"i16","bytes_per_token":23760.0}],"problems":["a reason"],"runs":false,"more":"later",
+        "fit":{"memory":{"total_bytes":2147483648,"available_bytes":1073741824,"kv_budget_bytes":104857600},
+            "weights_fit":true,"left_bytes":1072741824,
+            "kv":[{"format":"i16","budget_tokens":4352,"memory_tokens":45120,"longest_sequence_tokens":8192}]}}"#;
+    let op = || Op::Inspect(InspectTarget::File("/m/a.gguf".into()));
+    let answer = || Answer::Inspection { json: json.into() };
+    let page = "\
+name       Small
+family     llama
+file       /m/a.gguf, 1.0 MiB
+weights    134.5 M parameters, 977 KiB, 5.90 bits each
+shape      30 layers, width 576, feed-forward 1536, 9 heads of 64 (3 for keys and values)
+context    8192 tokens
+tokenizer  gpt2 (smollm), 49152 tokens, begins <|im_start|> (1), ends <|im_end|> (2)
+template   368 B: {% for message in messages %}
+memory     1.0 GiB available of 2.0 GiB: the weights fit and leave 1023 MiB
+
+TENSORS       COUNT  PARAMETERS      SIZE  FORMATS
+embedding         1      28.3 M  28.7 MiB  Q8_0
+feed forward     90      79.6 M  47.5 MiB  80 Q4_1, 10 Q8_0
+
+KV FORMAT   A TOKEN  IN 100 MiB  IN MEMORY  LONGEST
+i16        23.2 KiB        4352      45120     8192
+
+does not run: a reason
+";
+    assert_eq!(says(op(), answer(), &["inspect", "/m/a.gguf"]), page);
+    let printed = says(op(), answer(), &["inspect", "/m/a.gguf", "--json"]);
+    let (printed, sent): (serde_json::Value, serde_json::Value) =
+        (serde_json::from_str(&printed).unwrap(), serde_json::from_str(json).unwrap());
+    assert_eq!(printed, sent);
+    assert_eq!(printed["more"], "later", "keys that this client does not know go through");
+
+    let fault = Fault { code: ErrorCode::Failed, message: "/m/a.gguf: not a GGUF file".into() };
+    let ran = Daemon::answering(op(), Answer::Error(fault)).run(&["inspect", "/m/a.gguf"]);
+    let stderr = "zllmctl: /m/a.gguf: not a GGUF file\n".into();
+    assert_eq!(ran, Ran { code: Some(2), stdout: String::new(), stderr });
+}

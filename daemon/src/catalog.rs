@@ -23,6 +23,11 @@ impl Catalog {
         Self { configured, folder, defaults }
     }
 
+    /// What a model gets of which the configuration says nothing.
+    pub(crate) fn defaults(&self) -> &ModelDefaults {
+        &self.defaults
+    }
+
     /// The settings of `name`. A configured model goes before a file of the same name.
     pub(crate) fn find(&self, name: &str) -> Option<ModelSettings> {
         self.configured.get(name).cloned().or_else(|| {

@@ -9,6 +9,7 @@ mod catalog;
 mod clock;
 mod config;
 mod device;
+mod inspect;
 mod kv_store;
 mod limits;
 mod metrics;
@@ -47,6 +48,10 @@ fn start(cli: &Cli) -> anyhow::Result<ExitCode> {
     let config = Config::read(cli)?;
     if cli.check_config {
         println!("{}", config.summary());
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(file) = &cli.inspect {
+        println!("{}", inspect::inspect(file, &config.model_defaults)?);
         return Ok(ExitCode::SUCCESS);
     }
     let filter = EnvFilter::try_new(&config.log)

@@ -9,6 +9,7 @@ pub mod detokenizer;
 mod engine;
 mod generation;
 pub mod gguf;
+pub mod inspect;
 mod loaded;
 pub mod message;
 mod oracle;

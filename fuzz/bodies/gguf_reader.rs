@@ -23,8 +23,8 @@ pub(crate) fn gguf_reader(data: &[u8]) {
     for name in spec.tensor_names() {
         assert!(file.tensor(name).is_some(), "the spec names `{name}`, which is not in the file");
     }
-    let text = TextModel::read(&file, &spec, KvFormat::I16);
-    assert_eq!(text.fingerprint(), TextModel::read(&file, &spec, KvFormat::I16).fingerprint());
+    let text = TextModel::read(&file, &spec, KvFormat::I16, None);
+    assert_eq!(text.fingerprint(), TextModel::read(&file, &spec, KvFormat::I16, None).fingerprint());
     let messages = vec![Message::system("Be brief."), Message::user("Hello, world")];
     for prompt in [
         Prompt::Chat(Chat::new(messages)),

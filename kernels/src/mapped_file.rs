@@ -14,10 +14,11 @@ impl MappedFile {
     /// # Errors
     /// What opening or mapping gave. An empty file maps to an empty slice.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let file = File::open(path)?;
-        if !file.metadata()?.is_file() {
+        // Asked before it is opened: opening a pipe would wait for somebody who writes into it.
+        if !std::fs::metadata(path)?.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
         }
+        let file = File::open(path)?;
         // SAFETY: the mapping is private to this value and read-only. Another process that truncates the file while it
         // is mapped can still raise SIGBUS; model files are replaced by rename, never rewritten in place.
         let map = unsafe { Mmap::map(&file)? };

@@ -30,9 +30,9 @@ pub use info::{
     SessionInfo, SessionState, Status, Tier, TierBytes,
 };
 pub use message::{
-    Answer, ChoiceEnd, ClientFrame, ErrorCode, Event, EvictTarget, Fault, FinishReason, LoadStage, Op,
-    Prompt, Reply, Request, ServerFrame, ShowTarget, StopCause, Submit, Template, TokenLogprob, TopLogprob,
-    Usage,
+    Answer, ChoiceEnd, ClientFrame, ErrorCode, Event, EvictTarget, Fault, FinishReason, InspectTarget,
+    LoadStage, Op, Prompt, Reply, Request, ServerFrame, ShowTarget, StopCause, Submit, Template,
+    TokenLogprob, TopLogprob, Usage,
 };
 pub use params::{GenerationParams, LogitBias, SamplingParams};
 pub use paths::{default_models_dir, default_socket_path, find_socket_path};

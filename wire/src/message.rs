@@ -113,6 +113,8 @@ pub enum Op {
         /// Whether running jobs may end first.
         drain: bool,
     },
+    /// What a model file is and what of it would fit, without loading it: [`Answer::Inspection`].
+    Inspect(InspectTarget),
 }
 
 /// A new job.
@@ -184,6 +186,15 @@ pub enum EvictTarget {
     All,
 }
 
+/// What [`Op::Inspect`] is about.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum InspectTarget {
+    /// A model by its name.
+    Model(String),
+    /// A file by its absolute path, as the daemon sees it.
+    File(String),
+}
+
 /// What the daemon answers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Answer {
@@ -240,6 +251,11 @@ pub enum Answer {
     Status(Box<Status>),
     /// Token ids.
     Tokens(TokenIds),
+    /// What a model file is. Open-ended, so it travels as JSON; its keys are in `docs/API.md`.
+    Inspection {
+        /// A JSON object.
+        json: String,
+    },
 }
 
 impl Answer {

@@ -58,6 +58,7 @@ fn every_variant_of_every_enum() {
     every_variant(&stop_causes());
     every_variant(&[LoadStage::Open, LoadStage::Weights]);
     every_variant(&[ShowTarget::Job(job()), ShowTarget::Session(session())]);
+    every_variant(&[InspectTarget::Model("m".into()), InspectTarget::File("/m.gguf".into())]);
     every_variant(&[EvictTarget::Session(session()), EvictTarget::All]);
 }
 

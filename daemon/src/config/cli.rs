@@ -24,6 +24,9 @@ pub(crate) struct Cli {
     /// Read the configuration, say what is wrong with it, and end
     #[arg(long)]
     pub(crate) check_config: bool,
+    /// Print what a model file is and what of it would fit, as JSON, and end; no daemon need run
+    #[arg(long, value_name = "FILE", conflicts_with = "check_config")]
+    pub(crate) inspect: Option<PathBuf>,
     /// Unix socket to listen on
     #[arg(long, value_name = "PATH", env = "ZLLM_SOCKET")]
     pub(crate) socket: Option<PathBuf>,

@@ -35,7 +35,7 @@ impl Device for CpuDevice {
         Description {
             name: "cpu".to_owned(),
             description: format!("{processor}, {}", Isa::best().name()),
-            total_bytes: memory_bytes().unwrap_or(0),
+            total_bytes: memory_bytes("MemTotal").unwrap_or(0),
         }
     }
 
@@ -47,7 +47,7 @@ impl Device for CpuDevice {
     ) -> Result<Loaded, String> {
         assert!(!self.models.contains_key(model), "the scheduler loads a model once");
         progress(LoadProgress::START);
-        judge_memory(settings, memory_bytes())?;
+        judge_memory(settings, memory_bytes("MemTotal"))?;
         let loaded = LoadedModel::load(&settings.path, &options(settings)?, &mut |at| {
             let (done_bytes, total_bytes) = (at.done_bytes, at.total_bytes);
             progress(LoadProgress { stage: LoadStage::Weights, done_bytes, total_bytes });
@@ -155,9 +155,9 @@ fn judge_memory(settings: &ModelSettings, memory_bytes: Option<u64>) -> Result<(
     }
 }
 
-/// The machine's memory; `None` where the kernel does not say.
-fn memory_bytes() -> Option<u64> {
-    let text = field_of("/proc/meminfo", "MemTotal")?;
+/// What `/proc/meminfo` calls `name`, such as the machine's memory, `MemTotal`; `None` where it does not say.
+pub(crate) fn memory_bytes(name: &str) -> Option<u64> {
+    let text = field_of("/proc/meminfo", name)?;
     text.trim_end_matches("kB").trim().parse::<u64>().ok()?.checked_mul(1 << 10)
 }
 

@@ -6,6 +6,7 @@ use super::connection::{Gone, Replies};
 use super::submit;
 use crate::catalog::{self, Catalog};
 use crate::clock::Clock;
+use crate::config::ModelSettings;
 use crate::device::{self, DeviceActor, DeviceSnapshot};
 use crate::kv_store::{self, Evict, KvStoreActor, SessionRow};
 use crate::limits::{MAX_ARRIVING, MAX_ENCODING};
@@ -93,6 +94,7 @@ pub(super) fn name(op: &Op) -> &'static str {
         Op::Status => "status",
         Op::Tokenize { .. } => "tokenize",
         Op::Stop { .. } => "stop",
+        Op::Inspect(_) => "inspect",
     }
 }
 
@@ -130,6 +132,7 @@ pub(super) async fn answer(
             let tokens = submit::tokenize(&model, text, parse_special, add_bos, services).await?;
             Ok(Answer::Tokens(TokenIds(tokens)))
         }
+        Op::Inspect(target) => Ok(Answer::Inspection { json: submit::inspect(target, services).await? }),
         Op::Stop { drain } => {
             services.stop.stop(if drain { StopReason::Drain } else { StopReason::Now });
             Ok(Answer::Done)
@@ -148,13 +151,18 @@ impl Services {
         self.scheduler.send(message).await.map_err(gone)
     }
 
-    /// Finds a model and has it loaded.
-    pub(super) async fn want(&self, name: &str) -> Result<LoadWatch, Fault> {
-        let settings = self.catalog.find(name).ok_or_else(|| {
+    /// Finds a model.
+    pub(super) fn settings(&self, name: &str) -> Result<ModelSettings, Fault> {
+        self.catalog.find(name).ok_or_else(|| {
             let folder =
                 "a file NAME.gguf in the models folder or a [models.NAME] of the configuration makes one";
             fault(ErrorCode::NotFound, format!("there is no model {name:?}; {folder}"))
-        })?;
+        })
+    }
+
+    /// Finds a model and has it loaded.
+    pub(super) async fn want(&self, name: &str) -> Result<LoadWatch, Fault> {
+        let settings = self.settings(name)?;
         self.ask_scheduler(WantModel { model: name.into(), settings }).await?
     }
 
@@ -192,7 +200,7 @@ impl Services {
         let catalog = self.catalog.list();
         let mut views = self.ask_scheduler(ModelStates(catalog.keys().cloned().collect())).await?;
         let device = self.device_snapshot().await?.description.name;
-        let info = |(name, settings): (String, crate::config::ModelSettings)| {
+        let info = |(name, settings): (String, ModelSettings)| {
             let view = views.remove(&name);
             let facts = view.as_ref().and_then(|view| view.facts.as_ref());
             ModelInfo {

@@ -3,15 +3,17 @@
 use super::connection::Replies;
 use super::ops::{Services, Unanswered, fault};
 use crate::device::port::{Generate, Loaded};
+use crate::inspect::{self, InspectError};
 use crate::limits::{MAX_ARRIVING, MAX_LABEL_BYTES, MAX_LOGPROBS_PER_JOB};
 use crate::metrics::Outcome;
 use crate::scheduler::SubmitJob;
 use crate::scheduler::core::ConnectionId;
 use crate::scheduler::log::LogReader;
 use crate::scheduler::models::LoadState;
+use std::path::PathBuf;
 use tokio::sync::SemaphorePermit;
 use zllm_wire::limits::MAX_CHOICES;
-use zllm_wire::{Answer, ErrorCode, Fault, GenerationParams, Prompt, Submit, Template};
+use zllm_wire::{Answer, ErrorCode, Fault, GenerationParams, InspectTarget, Prompt, Submit, Template};
 
 /// Makes a job and, when asked, streams its events.
 pub(super) async fn submit(
@@ -69,6 +71,32 @@ pub(super) async fn tokenize(
     let loaded = load(model, services).await?;
     let tokens = off_the_loop(services, move || loaded.text.tokenize(&text, parse_special, add_bos)).await?;
     tokens.map_err(|message| fault(ErrorCode::Invalid, message))
+}
+
+/// What a model file is. It need not be one that the daemon serves, only one that it may read.
+pub(super) async fn inspect(target: InspectTarget, services: &Services) -> Result<String, Fault> {
+    let _arriving = arrive(services)?;
+    let (path, settings) = match target {
+        InspectTarget::Model(name) => {
+            let settings = services.settings(&name)?;
+            (settings.path, settings.defaults)
+        }
+        InspectTarget::File(path) if path.starts_with('/') => {
+            (PathBuf::from(path), services.catalog.defaults().clone())
+        }
+        InspectTarget::File(path) => {
+            let message = format!("{path:?} is not an absolute path, which the daemon needs");
+            return Err(fault(ErrorCode::Invalid, message));
+        }
+    };
+    let inspected = off_the_loop(services, move || inspect::inspect(&path, &settings)).await?;
+    inspected.map_err(|error| {
+        let code = match error {
+            InspectError::NotFound(_) => ErrorCode::NotFound,
+            InspectError::Gguf(_) => ErrorCode::Failed,
+        };
+        fault(code, error.to_string())
+    })
 }
 
 /// A request with everything done that needs the model's text side.
@@ -179,7 +207,7 @@ async fn off_the_loop<T: Send + 'static>(
         work()
     })
     .await;
-    done.map_err(|error| fault(ErrorCode::Failed, format!("tokenizing failed: {error}")))
+    done.map_err(|error| fault(ErrorCode::Failed, format!("work off the event loop failed: {error}")))
 }
 
 /// A request that never became a job counts as refused.

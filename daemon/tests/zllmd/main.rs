@@ -2,6 +2,7 @@
 
 mod common;
 mod generate;
+mod inspect;
 mod operate;
 mod sampling;
 mod templates;

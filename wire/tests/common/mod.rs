@@ -102,6 +102,7 @@ pub(crate) fn ops() -> Vec<Op> {
         Op::Status,
         Op::Tokenize { model: "m".into(), text: "a\0b".into(), parse_special: true, add_bos: false },
         Op::Stop { drain: true },
+        Op::Inspect(InspectTarget::File("/m.gguf".into())),
     ]
 }
 
@@ -264,6 +265,7 @@ pub(crate) fn answers() -> Vec<Answer> {
         Answer::Evicted { sessions: 1, blocks: 2, bytes: 3 },
         Answer::Status(Box::new(status())),
         Answer::Tokens(TokenIds(vec![1, 2, 3])),
+        Answer::Inspection { json: "{}".into() },
     ]
 }
 
