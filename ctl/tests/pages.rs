@@ -286,7 +286,7 @@ shape      30 layers, width 576, feed-forward 1536, 9 heads of 64 (3 for keys an
 context    8192 tokens
 tokenizer  gpt2 (smollm), 49152 tokens, begins <|im_start|> (1), ends <|im_end|> (2)
 template   368 B: {% for message in messages %}
-memory     1.0 GiB available of 2.0 GiB: the weights fit and leave 1023 MiB
+memory     1.0 GiB available of 2.0 GiB: the weights fit and leave 1.0 GiB
 
 TENSORS       COUNT  PARAMETERS      SIZE  FORMATS
 embedding         1      28.3 M  28.7 MiB  Q8_0

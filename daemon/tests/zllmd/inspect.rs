@@ -36,7 +36,7 @@ fn a_file_and_a_model_are_told_without_loading_them() {
     assert_eq!((&gemma["context_tokens"], &gemma["shape"]["layers"]), (&32768.into(), &18.into()));
     assert_eq!(
         (&gemma["shape"]["windowed_layers"], &gemma["template"]["present"]),
-        (&15.into(), &true.into())
+        (&15.into(), &false.into())
     );
     assert_eq!(gemma["problems"], Value::Array(vec![]));
     assert!(gemma["fit"]["left_bytes"].as_u64() > Some(0));
