@@ -9,12 +9,33 @@ use super::{
     gguf_writer::{ARRAY, BOOL, F32, File, STRING, U32},
 };
 
-/// The ways to cut a text before byte pairs are merged, by their names in `tokenizer.ggml.pre`.
-const SCHEMES: [&str; 6] = ["default", "gpt-2", "llama-bpe", "qwen2", "smollm", "dbrx"];
+/// Ways to cut a text before byte pairs are merged, by their names in `tokenizer.ggml.pre`.
+const SCHEMES: [&str; 20] = [
+    "afmoe",
+    "bloom",
+    "command-r",
+    "dbrx",
+    "deepseek-coder",
+    "deepseek-llm",
+    "deepseek-v3",
+    "default",
+    "falcon",
+    "glm4",
+    "gpt-2",
+    "gpt-4o",
+    "kimi-k2",
+    "llama-bpe",
+    "qwen2",
+    "qwen35",
+    "smollm",
+    "starcoder",
+    "superbpe",
+    "tekken",
+];
 /// The second byte of an input whose text is to be repeated. One value only: such inputs are slow.
 const LONG: u8 = 0xff;
 /// What it is repeated up to: work that grows with the square takes too long.
-const LONG_TEXT_BYTES: usize = 1 << 16;
+const LONG_TEXT_BYTES: usize = 1 << 14;
 /// The one control token of each vocabulary.
 const END: &str = "<|im_end|>";
 
@@ -64,7 +85,8 @@ fn kinds() -> Vec<(Tokenizer, bool)> {
         Tokenizer::from_gguf(&file).expect("a sound vocabulary")
     };
     let mut kinds: Vec<_> = SCHEMES.map(|scheme| (build(byte_pairs(scheme)), false)).into();
-    kinds.extend([true, false].map(|prefix| (build(sentence_pieces(prefix)), true)));
+    kinds.extend([true, false].map(|prefix| (build(sentence_pieces("llama", prefix)), true)));
+    kinds.push((build(sentence_pieces("t5", true)), true));
     kinds
 }
 
@@ -126,7 +148,7 @@ fn byte_pairs(scheme: &str) -> Vec<u8> {
         .0
 }
 
-fn sentence_pieces(add_space_prefix: bool) -> Vec<u8> {
+fn sentence_pieces(model: &str, add_space_prefix: bool) -> Vec<u8> {
     let mut tokens: Vec<(String, f32, u32)> = vec![("<unk>".into(), 0.0, 2), ("<s>".into(), 0.0, 3)];
     tokens.push((END.into(), 0.0, 3));
     tokens.extend((0..256).map(|byte| (format!("<0x{byte:02X}>"), 0.0, 6)));
@@ -163,7 +185,7 @@ fn sentence_pieces(add_space_prefix: bool) -> Vec<u8> {
     let types: Vec<u32> = tokens.iter().map(|token| token.2).collect();
     File::new(0, 6)
         .text("general.architecture", "llama")
-        .text("tokenizer.ggml.model", "llama")
+        .text("tokenizer.ggml.model", model)
         .entry("tokenizer.ggml.add_space_prefix", BOOL, &[add_space_prefix.into()])
         .entry("tokenizer.ggml.tokens", ARRAY, &strings(&texts))
         .entry("tokenizer.ggml.scores", ARRAY, &numbers(F32, &scores))
