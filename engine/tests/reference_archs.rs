@@ -64,9 +64,12 @@ const CASES: [(&str, f64); 48] = [
     ("quants/qwen3moe-moe.q4_k_m", 1e-3),
 ];
 
-/// Rows that the CPU backend's number leaves out: two experts are so nearly equal for them that activations of 8 bits turn the
-/// choice, which costs 5e-2. llama.cpp's packed kernels turn the same ones of these 48 rows, and no others.
+/// Rows that are held to a bound of their own, [`TURNED_NMSE`]: activations of 8 bits turn their choice of experts. In the
+/// oracle the last chosen expert of row 21 is 0.0004 before the next one, that of row 11 0.0013, of scores around 0.2 to
+/// 0.27: two of the three narrowest choices among 96. llama.cpp's packed kernels turn the same two rows, and no others.
 const TURNED: (&str, [usize; 2]) = ("quants/gpt-oss-moe.mxfp4_moe", [11, 21]);
+/// Another expert costs that much.
+const TURNED_NMSE: f64 = 1e-1;
 
 #[test]
 fn every_family_and_format_is_within_its_tolerance() {
@@ -79,13 +82,17 @@ fn every_family_and_format_is_within_its_tolerance() {
         let oracle = Oracle::load(&file, spec, 1).expect("decodable").forward(&tokens).concat();
         let oracle = common::nmse(&oracle, &wanted);
         let cpu = cpu_logits(name, &tokens);
-        let turned = if name == TURNED.0 { &TURNED.1[..] } else { &[] };
-        let kept = |logits: &[f32]| {
+        let part = |logits: &[f32], turned: bool| {
+            let is_turned = |row: &usize| name == TURNED.0 && TURNED.1.contains(row);
             let rows = logits.chunks_exact(logits.len() / tokens.len()).enumerate();
-            rows.filter(|(row, _)| !turned.contains(row)).map(|(_, row)| row).collect::<Vec<_>>().concat()
+            rows.filter(|(row, _)| is_turned(row) == turned).map(|(_, row)| row).collect::<Vec<_>>().concat()
         };
-        let cpu = common::nmse(&kept(&cpu), &kept(&wanted));
+        let [cpu, turned] = [false, true].map(|t| common::nmse(&part(&cpu, t), &part(&wanted, t)));
         println!("{name:<28} {oracle:>10.1e} {cpu:>10.1e} {allowed:>10.0e}");
+        if name == TURNED.0 {
+            println!("    its rows {:?} {turned:>24.1e} {TURNED_NMSE:>10.0e}", TURNED.1);
+            assert!(turned <= TURNED_NMSE, "rows {:?}", TURNED.1);
+        }
         // NaN fails too.
         if !(oracle <= ORACLE_NMSE && cpu <= allowed) {
             wrong.push(name);
