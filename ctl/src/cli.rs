@@ -12,6 +12,10 @@ Exit codes: 0 done, 1 refused or not found, 2 failed, 64 usage, 130 interrupted.
 
 /// Above the options that every command takes, so that they stand behind its own.
 const EVERYWHERE: &str = "Options of every command";
+/// What makes tokens less likely that were there before.
+const PENALTIES: &str = "Penalties";
+/// How long it gets, what ends it, how many there are and what is told of it.
+const THE_ANSWER: &str = "The answer";
 
 /// Talk to zllmd, the daemon that serves language models.
 #[derive(Debug, Parser)]
@@ -26,7 +30,8 @@ pub(crate) struct Cli {
 /// What every command takes.
 #[derive(Debug, Args)]
 pub(crate) struct GlobalArgs {
-    /// The daemon's socket [default: $XDG_RUNTIME_DIR/zllm/zllmd.sock, else /run/zllm/zllmd.sock]
+    /// The daemon's socket [default: $XDG_RUNTIME_DIR/zllm/zllmd.sock, else /run/zllm/zllmd.sock, else
+    /// /tmp/zllm-UID/zllmd.sock]
     #[arg(long, global = true, env = SOCKET_ENV, hide_env_values = true, value_name = "PATH")]
     #[arg(value_hint = ValueHint::FilePath, help_heading = EVERYWHERE)]
     pub(crate) socket: Option<PathBuf>,
@@ -171,7 +176,7 @@ pub(crate) struct PromptArgs {
     #[arg(long)]
     pub(crate) raw: bool,
     /// The system message
-    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    #[arg(long, value_name = "TEXT", conflicts_with = "raw", allow_hyphen_values = true)]
     pub(crate) system: Option<String>,
     #[arg(long, value_name = "NAME|FILE", conflicts_with = "raw", help = template_help())]
     pub(crate) template: Option<String>,
@@ -222,31 +227,31 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     mirostat_eta: Option<f32>,
     /// Divide the logits of tokens that were just there by X; 1 does nothing [default: 1]
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = PENALTIES)]
     repeat_penalty: Option<f32>,
     /// Subtract X from a token's logit for every time it was just there [default: 0]
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = PENALTIES)]
     frequency_penalty: Option<f32>,
     /// Subtract X once from the logit of a token that was just there [default: 0]
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = PENALTIES)]
     presence_penalty: Option<f32>,
     /// How many of the latest tokens these three penalties look at [default: 64]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help_heading = PENALTIES)]
     repeat_last_n: Option<u32>,
     /// Subtract X from the logit of a token that would prolong a repetition, more for longer ones [default: 0]
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = PENALTIES)]
     dry_multiplier: Option<f32>,
     /// How many times more for each token that the repetition is longer [default: 1.75]
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = PENALTIES)]
     dry_base: Option<f32>,
     /// The shortest repetition, in tokens, whose prolonging costs [default: 2]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help_heading = PENALTIES)]
     dry_allowed_length: Option<u32>,
     /// How many of the latest tokens are searched for repetitions [default: 64]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help_heading = PENALTIES)]
     dry_penalty_last_n: Option<u32>,
     /// A text that no repetition goes across; may be repeated, "none" for none [default: newline, ":", '"' and "*"]
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help_heading = PENALTIES)]
     dry_sequence_breaker: Vec<String>,
     /// Add BIAS to the logit of token ID; may be repeated
     #[arg(long, value_name = "ID:BIAS", value_parser = logit_bias, allow_hyphen_values = true)]
@@ -255,25 +260,25 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// Most tokens to generate [default: 1024, if the daemon's configuration says nothing else]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help_heading = THE_ANSWER)]
     max_tokens: Option<u32>,
-    /// Fewest tokens to generate before something may end the answer [default: 0]
-    #[arg(long, value_name = "N")]
+    /// Fewest tokens to generate before an end token, a stop token or a stop text may end the answer [default: 0]
+    #[arg(long, value_name = "N", help_heading = THE_ANSWER)]
     min_tokens: Option<u32>,
     /// End the answer before this text; may be repeated
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", help_heading = THE_ANSWER, allow_hyphen_values = true)]
     stop: Vec<String>,
     /// End the answer before this token; may be repeated
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", help_heading = THE_ANSWER)]
     stop_token: Vec<u32>,
     /// Go on over the tokens that end an answer
-    #[arg(long)]
+    #[arg(long, help_heading = THE_ANSWER)]
     ignore_eos: bool,
     /// Draw this many answers [default: 1]
-    #[arg(short, long, value_name = "N")]
+    #[arg(short, long, value_name = "N", help_heading = THE_ANSWER)]
     pub(crate) n: Option<u32>,
     /// Report each token's log probability and the N likeliest tokens at its place, 0 to 20; shown with --json
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help_heading = THE_ANSWER)]
     pub(crate) logprobs: Option<u32>,
 }
 

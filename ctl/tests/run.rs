@@ -75,7 +75,7 @@ fn run_streams_an_answer() {
                 },
                 max_tokens: Some(99),
                 min_tokens: Some(9),
-                stop: vec!["a".into(), "b".into()],
+                stop: vec!["a".into(), "--b".into()],
                 stop_tokens: vec![2, 3],
                 ignore_eos: true,
                 n: Some(2),
@@ -94,7 +94,7 @@ fn run_streams_an_answer() {
             assert_eq!(submit, wanted);
         })
     });
-    let options = "--temperature 0.5 --top-k 40 --top-p 0.75 --min-p 0.25 --seed 7 --max-tokens 99 --stop a --stop b \
+    let options = "--temperature 0.5 --top-k 40 --top-p 0.75 --min-p 0.25 --seed 7 --max-tokens 99 --stop a --stop --b \
                    --repeat-penalty 1.25 --frequency-penalty -0.5 --presence-penalty 0.5 --repeat-last-n 32 \
                    --logit-bias 5:-1.5 --logit-bias 6:2 --ignore-eos --dynatemp-range 0.25 --dynatemp-exponent 2 \
                    --typical-p 0.75 --xtc-probability 0.5 --xtc-threshold 0.125 --mirostat 2 --mirostat-tau 4 \
