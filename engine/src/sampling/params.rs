@@ -132,6 +132,14 @@ pub enum SamplingError {
         /// How.
         why: &'static str,
     },
+    /// A parameter that only tunes another, which is off.
+    #[error("{field} has no effect without {needs}; give that too, or leave it out")]
+    Idle {
+        /// The parameter given.
+        field: &'static str,
+        /// What it tunes.
+        needs: &'static str,
+    },
     /// A DRY sequence breaker that cannot be looked for.
     #[error(
         "dry_sequence_breakers has one of {bytes} bytes at place {index}, must be from 1 to {MAX_DRY_BREAKER_BYTES}"
@@ -220,6 +228,7 @@ impl SamplingParams {
             return Err(SamplingError::Mirostat { version: self.mirostat });
         }
         self.check_lists(vocab_size)?;
+        self.check_idle()?;
         self.check_conflicts()
     }
 
@@ -237,6 +246,33 @@ impl SamplingParams {
         for (index, breaker) in self.dry_sequence_breakers.iter().enumerate() {
             if !(1..=MAX_DRY_BREAKER_BYTES).contains(&breaker.len()) {
                 return Err(SamplingError::BreakerLength { index, bytes: breaker.len() });
+            }
+        }
+        Ok(())
+    }
+
+    /// A parameter at its usual value asks for nothing, so that programs may send all of them.
+    fn check_idle(&self) -> Result<(), SamplingError> {
+        let usual = Self::default();
+        let dynatemp = ("dynatemp_range", self.dynatemp_range != 0.0);
+        let xtc = ("xtc_probability", self.xtc_probability != 0.0);
+        let mirostat = ("mirostat", self.mirostat != 0);
+        let penalties = self.frequency_penalty != 0.0 || self.presence_penalty != 0.0;
+        let repeat = ("a repeat, frequency or presence penalty", self.repeat_penalty != 1.0 || penalties);
+        let dry = ("dry_multiplier", self.dry_multiplier != 0.0);
+        for (field, is_set, (needs, is_on)) in [
+            ("dynatemp_exponent", self.dynatemp_exponent != usual.dynatemp_exponent, dynatemp),
+            ("xtc_threshold", self.xtc_threshold != usual.xtc_threshold, xtc),
+            ("mirostat_tau", self.mirostat_tau != usual.mirostat_tau, mirostat),
+            ("mirostat_eta", self.mirostat_eta != usual.mirostat_eta, mirostat),
+            ("repeat_last_n", self.repeat_last_n != usual.repeat_last_n, repeat),
+            ("dry_base", self.dry_base != usual.dry_base, dry),
+            ("dry_allowed_length", self.dry_allowed_length != usual.dry_allowed_length, dry),
+            ("dry_penalty_last_n", self.dry_penalty_last_n != usual.dry_penalty_last_n, dry),
+            ("dry_sequence_breakers", self.dry_sequence_breakers != usual.dry_sequence_breakers, dry),
+        ] {
+            if is_set && !is_on {
+                return Err(SamplingError::Idle { field, needs });
             }
         }
         Ok(())

@@ -507,6 +507,35 @@ fn rows_without_a_usable_logit_give_token_zero_and_say_so() {
     assert!(log_probabilities(&[f32::NAN, f32::NEG_INFINITY], 3).is_empty());
 }
 
+type Change = fn(&mut SamplingParams);
+
+/// Parameters that only tune others, and what turns these on.
+const TUNED: [(&str, Change, Change); 11] = [
+    ("dynatemp_exponent", |p| p.dynatemp_exponent = 2.0, |p| p.dynatemp_range = 0.5),
+    ("xtc_threshold", |p| p.xtc_threshold = 0.2, |p| p.xtc_probability = 0.5),
+    (
+        "mirostat_tau",
+        |p| p.mirostat_tau = 3.0,
+        |p| {
+            *p = SamplingParams { mirostat_tau: 3.0, ..SamplingParams::mirostat() };
+        },
+    ),
+    (
+        "mirostat_eta",
+        |p| p.mirostat_eta = 0.2,
+        |p| {
+            *p = SamplingParams { mirostat_eta: 0.2, ..SamplingParams::mirostat() };
+        },
+    ),
+    ("repeat_last_n", |p| p.repeat_last_n = 32, |p| p.repeat_penalty = 1.1),
+    ("repeat_last_n", |p| p.repeat_last_n = 32, |p| p.frequency_penalty = 0.1),
+    ("repeat_last_n", |p| p.repeat_last_n = 32, |p| p.presence_penalty = 0.1),
+    ("dry_base", |p| p.dry_base = 2.0, |p| p.dry_multiplier = 0.8),
+    ("dry_allowed_length", |p| p.dry_allowed_length = 3, |p| p.dry_multiplier = 0.8),
+    ("dry_penalty_last_n", |p| p.dry_penalty_last_n = 9, |p| p.dry_multiplier = 0.8),
+    ("dry_sequence_breakers", |p| p.dry_sequence_breakers.clear(), |p| p.dry_multiplier = 0.8),
+];
+
 #[test]
 fn bad_parameters_are_named() {
     let vocab_size = 100;
@@ -565,6 +594,22 @@ fn bad_parameters_are_named() {
         // A range makes it a temperature again.
         params.dynatemp_range = 0.5;
         assert_eq!(params.validate(vocab_size), Ok(()));
+    }
+    refuse(
+        |p| p.mirostat_tau = 3.0,
+        "mirostat_tau has no effect without mirostat; give that too, or leave it out",
+    );
+    refuse(
+        |p| p.repeat_last_n = 0,
+        "repeat_last_n has no effect without a repeat, frequency or presence penalty; give that too, or leave it out",
+    );
+    for (field, tune, turn_on) in TUNED {
+        let mut params = SamplingParams::default();
+        tune(&mut params);
+        let message = params.validate(vocab_size).unwrap_err().to_string();
+        assert!(message.starts_with(&format!("{field} has no effect without ")), "{message}");
+        turn_on(&mut params);
+        assert_eq!(params.validate(vocab_size), Ok(()), "{field}");
     }
     let many = SamplingParams {
         dry_sequence_breakers: vec!["x".into(); MAX_DRY_BREAKERS + 1],
