@@ -185,7 +185,7 @@ pub enum RequestError {
         model: String,
     },
     /// Text for a model whose file has no tokenizer.
-    #[error("model {model} has no tokenizer ({reason}); send token ids")]
+    #[error("model {model} takes token ids only, no text: {reason}")]
     NoTokenizer {
         /// The model's name.
         model: String,

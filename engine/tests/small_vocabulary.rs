@@ -228,12 +228,9 @@ fn kinds_that_are_not_supported_are_refused_with_those_that_are() {
         (model("bert"), "`tokenizer.ggml.model` is `bert`; supported are: gpt2, llama, t5"),
         (model("rwkv"), "`tokenizer.ggml.model` is `rwkv`; supported are: gpt2, llama, t5"),
         (model("plamo2"), "`tokenizer.ggml.model` is `plamo2`; supported are: gpt2, llama, t5"),
-        (pre("zebra"), "`tokenizer.ggml.pre` is `zebra`; supported are: a.x-4.0, afmoe"),
+        (pre("zebra"), "`tokenizer.ggml.pre` is `zebra`, which is not known; if the model's words are split"),
+        (pre("zebra"), "set `tokenizer_pre` for this model to it: a.x-4.0, afmoe"),
         (pre("zebra"), ", llama-bpe, llama-v3, "),
-        (
-            pre("zebra"),
-            ", youtu. If the model's words are split as one of these says, set `tokenizer_pre` to it",
-        ),
         (pre("gemma4"), "`tokenizer.ggml.pre` is `gemma4`, which is no byte-level BPE and not supported"),
     ]);
 }

@@ -30,8 +30,8 @@ pub enum VocabularyFault {
     #[error("`tokenizer.ggml.model` is `{found}`; supported are: gpt2, llama, t5")]
     UnknownModel { found: String },
     #[error(
-        "`tokenizer.ggml.pre` is `{found}`; supported are: {}. If the model's words are split as one of these says, set \
-         `tokenizer_pre` to it",
+        "`tokenizer.ggml.pre` is `{found}`, which is not known; if the model's words are split as one of the known ones \
+         says, set `tokenizer_pre` for this model to it: {}",
         Scheme::names().join(", ")
     )]
     UnknownPreTokenizer { found: String },
