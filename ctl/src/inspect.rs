@@ -27,6 +27,7 @@ struct Inspection {
     kv: Vec<KvCost>,
     problems: Vec<String>,
     weight_bytes: u64,
+    settings: Settings,
     fit: Option<Fit>,
 }
 
@@ -84,6 +85,14 @@ struct Template {
     bytes: u64,
     first_line: Option<String>,
     problem: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Settings {
+    kv_format: String,
+    context_tokens: Option<u64>,
+    tokenizer_pre: Option<String>,
+    template: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -148,8 +157,10 @@ fn target(model: String) -> Result<InspectTarget, Failure> {
 
 fn page(inspection: &Inspection) -> String {
     let mut page = facts(inspection);
-    page.push('\n');
-    page.push_str(&tensor_table(&inspection.tensors));
+    if !inspection.tensors.is_empty() {
+        page.push('\n');
+        page.push_str(&tensor_table(&inspection.tensors));
+    }
     if !inspection.kv.is_empty() {
         page.push('\n');
         page.push_str(&kv_table(inspection));
@@ -189,7 +200,8 @@ fn facts(inspection: &Inspection) -> String {
             inspection.context_tokens.map_or_else(|| "not said".into(), |n| units::count(n, "token")),
         ),
         ("tokenizer", tokenizer(&inspection.tokenizer)),
-        ("template", template(&inspection.template)),
+        ("template", template(inspection)),
+        ("settings", settings(&inspection.settings)),
     ];
     if let Some(fit) = &inspection.fit {
         let memory = &fit.memory;
@@ -212,7 +224,8 @@ fn shape(shape: &Shape) -> String {
         };
         let shared = shape.kv_heads.filter(|kv| *kv != heads);
         format!(
-            "{heads} heads{dims}{}",
+            "{}{dims}{}",
+            units::count(heads, "head"),
             shared.map_or_else(String::new, |kv| format!(" ({kv} for keys and values)"))
         )
     });
@@ -248,12 +261,30 @@ fn tokenizer(tokenizer: &Tokenizer) -> String {
     text
 }
 
-fn template(template: &Template) -> String {
+fn template(inspection: &Inspection) -> String {
+    let template = &inspection.template;
     if !template.present {
-        return "none; send plain text, or conversations with a template of your own".into();
+        let text = inspection.tokenizer.problem.is_none() && inspection.settings.template.is_none();
+        let what_works =
+            if text { "; send plain text, or conversations with a template of your own" } else { "" };
+        return format!("none{what_works}");
     }
     let line = template.first_line.as_ref().map(|line| format!(": {}", shortened(line, 60)));
     format!("{}{}", units::bytes(template.bytes), line.unwrap_or_default())
+}
+
+/// What the daemon's configuration says of the model; all but the format goes before what the file says.
+fn settings(settings: &Settings) -> String {
+    let mut text = format!("keys and values as {}", settings.kv_format);
+    if let Some(context) = settings.context_tokens {
+        text.push_str(&format!(", context of {}", units::count(context, "token")));
+    }
+    for (what, value) in [("tokenizer_pre", &settings.tokenizer_pre), ("template", &settings.template)] {
+        if let Some(value) = value {
+            text.push_str(&format!(", {what} {value}"));
+        }
+    }
+    text
 }
 
 fn shortened(line: &str, chars: usize) -> String {

@@ -230,8 +230,18 @@ fn tokens_of_every_text() {
 fn help_begins_with_what_is_special_to_the_command() {
     let home = tempfile::tempdir().unwrap();
     let help = Ran::new(zllmctl(home.path(), &["submit", "--help"]).output().unwrap()).stdout;
-    let order =
-        ["Options:", "--wait", "--label", "--raw", "Sampling:", "--stop", "every command:", "--socket"];
+    let order = [
+        "Options:",
+        "--wait",
+        "--label",
+        "--raw",
+        "Sampling:",
+        "Penalties:",
+        "The answer:",
+        "--stop",
+        "every command:",
+        "--socket",
+    ];
     let found = order.map(|word| help.find(word).unwrap_or_else(|| panic!("{word} is missing: {help}")));
     assert!(found.is_sorted(), "{help}");
 }
@@ -272,6 +282,7 @@ fn an_inspection() {
             "eos":{"id":2,"text":"<|im_end|>"},"eot":null,"adds_bos":false,"problem":null},
         "template":{"present":true,"bytes":368,"first_line":"{% for message in messages %}","problem":null},
         "kv":[{"format":"i16","bytes_per_token":23760.0}],"problems":["a reason"],"runs":false,"more":"later",
+        "settings":{"kv_format":"i16/q8g64","context_tokens":8192,"tokenizer_pre":"gpt-2","template":"chatml"},
         "fit":{"memory":{"total_bytes":2147483648,"available_bytes":1073741824,"kv_budget_bytes":104857600},
             "weights_fit":true,"left_bytes":1072741824,
             "kv":[{"format":"i16","budget_tokens":4352,"memory_tokens":45120,"longest_sequence_tokens":8192}]}}"#;
@@ -286,6 +297,7 @@ shape      30 layers, width 576, feed-forward 1536, 9 heads of 64 (3 for keys an
 context    8192 tokens
 tokenizer  gpt2 (smollm), 49152 tokens, begins <|im_start|> (1), ends <|im_end|> (2)
 template   368 B: {% for message in messages %}
+settings   keys and values as i16/q8g64, context of 8192 tokens, tokenizer_pre gpt-2, template chatml
 memory     1.0 GiB available of 2.0 GiB: the weights fit and leave 1.0 GiB
 
 TENSORS       COUNT  PARAMETERS      SIZE  FORMATS

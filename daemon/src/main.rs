@@ -51,7 +51,7 @@ fn start(cli: &Cli) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(file) = &cli.inspect {
-        println!("{}", inspect::inspect(file, &config.model_defaults)?);
+        println!("{}", inspect::inspect(file, &config.model_defaults, None)?);
         return Ok(ExitCode::SUCCESS);
     }
     let filter = EnvFilter::try_new(&config.log)

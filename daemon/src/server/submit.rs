@@ -76,20 +76,21 @@ pub(super) async fn tokenize(
 /// What a model file is. It need not be one that the daemon serves, only one that it may read.
 pub(super) async fn inspect(target: InspectTarget, services: &Services) -> Result<String, Fault> {
     let _arriving = arrive(services)?;
-    let (path, settings) = match target {
+    let (path, settings, template) = match target {
         InspectTarget::Model(name) => {
             let settings = services.settings(&name)?;
-            (settings.path, settings.defaults)
+            (settings.path, settings.defaults, settings.template)
         }
         InspectTarget::File(path) if path.starts_with('/') => {
-            (PathBuf::from(path), services.catalog.defaults().clone())
+            (PathBuf::from(path), services.catalog.defaults().clone(), None)
         }
         InspectTarget::File(path) => {
             let message = format!("{path:?} is not an absolute path, which the daemon needs");
             return Err(fault(ErrorCode::Invalid, message));
         }
     };
-    let inspected = off_the_loop(services, move || inspect::inspect(&path, &settings)).await?;
+    let look = move || inspect::inspect(&path, &settings, template.as_ref());
+    let inspected = off_the_loop(services, look).await?;
     inspected.map_err(|error| {
         let code = match error {
             InspectError::NotFound(_) => ErrorCode::NotFound,
