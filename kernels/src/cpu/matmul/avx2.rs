@@ -71,7 +71,7 @@ pub(super) fn pack_groups(format: BlockFormat, cols: usize, rows: &[u8], out: &m
 
 /// See [`super::panel`].
 #[target_feature(enable = "avx2,fma,f16c")]
-fn decode_units(format: BlockFormat, units: &[u8], panel: &mut [u32]) {
+pub(super) fn decode_units(format: BlockFormat, units: &[u8], panel: &mut [u32]) {
     panel::decode_units(format, units, panel);
 }
 

@@ -7,6 +7,7 @@ use super::{
     GroupJob,
     layout::{BLOCK_COLS, Codes, Format, GROUP_ROWS, QUAD_BYTES, QUADS},
     panel::PANEL_BLOCKS,
+    rows::Rows,
     simd::Simd,
     source::{Decoded, Packed, Source, decode_group, decoded_group_bytes},
 };
@@ -293,22 +294,42 @@ unsafe fn multiply_tile<S: Simd, C: Codes, G: Source, const M: usize, const N: u
                         }
                     }
                 }
-                for n in 0..N {
-                    let (weight_scale, minimum) = source.scales::<S>(b, span, first + n);
-                    for m in 0..M {
-                        let x = S::floats(*rows.scale.add(m * blocks + b));
-                        acc[m][n] = S::fma(S::mul(S::to_floats(ints[m][n]), x), weight_scale, acc[m][n]);
-                        if C::HAS_MINIMUM {
-                            let sum = *rows.scaled_sum.add((m * blocks + b) * C::SPANS + span);
-                            acc[m][n] = S::fma(minimum, S::floats(sum), acc[m][n]);
-                        }
-                    }
-                }
+                add_span::<S, C, G, M, N>(source, &rows, [blocks, b, span, first], &ints, &mut acc);
             }
         }
         for m in 0..M {
             for n in 0..N {
                 S::store_floats(output(m, n), acc[m][n]);
+            }
+        }
+    }
+}
+
+/// Adds a span's exact sums to the outputs: the two `fma` of the order contract. The place is the blocks of a row, the block,
+/// its span and the first vector.
+///
+/// # Safety
+/// As for [`multiply_tile`].
+#[allow(clippy::needless_range_loop, reason = "the loops are over registers of several arrays at once")]
+#[inline(always)]
+unsafe fn add_span<S: Simd, C: Codes, G: Source, const M: usize, const N: usize>(
+    source: G,
+    rows: &Rows,
+    [blocks, b, span, first]: [usize; 4],
+    ints: &[[S::Ints; N]; M],
+    acc: &mut [[S::Floats; N]; M],
+) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        for n in 0..N {
+            let (weight_scale, minimum) = source.scales::<S>(b, span, first + n);
+            for m in 0..M {
+                let x = S::floats(*rows.scale.add(m * blocks + b));
+                acc[m][n] = S::fma(S::mul(S::to_floats(ints[m][n]), x), weight_scale, acc[m][n]);
+                if C::HAS_MINIMUM {
+                    let sum = *rows.scaled_sum.add((m * blocks + b) * C::SPANS + span);
+                    acc[m][n] = S::fma(minimum, S::floats(sum), acc[m][n]);
+                }
             }
         }
     }
