@@ -24,6 +24,8 @@ const MAX_ROWS: usize = 1 << 16;
 /// How a model is loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadOptions {
+    /// What messages call the model; `None`: its own name for itself.
+    pub name: Option<String>,
     /// Threads of the kernels; more than there are cores makes everything slower.
     pub threads: usize,
     /// Instruction set; `None`: the best that this machine has.
@@ -48,6 +50,7 @@ pub struct LoadOptions {
 impl Default for LoadOptions {
     fn default() -> Self {
         Self {
+            name: None,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             isa: None,
             kv_format: KvFormat::default(),
@@ -137,6 +140,9 @@ impl LoadedModel {
         let spec = ModelSpec::read(&file, options.context_limit)?;
         let pre = options.tokenizer_pre.as_deref();
         let mut text = TextModel::read(&file, &spec, options.kv_format, pre);
+        if let Some(name) = &options.name {
+            text = text.with_name(name.clone());
+        }
         if let Some(choice) = &options.template {
             text = text.with_template(choice).map_err(|error| {
                 let found = match choice {

@@ -62,7 +62,12 @@ impl TextModel {
         Ok(self)
     }
 
-    /// The model's own name for itself.
+    /// Gives it another name for messages.
+    pub fn with_name(self, name: String) -> Self {
+        Self { name, ..self }
+    }
+
+    /// What messages call the model: its own name for itself, if it was given no other.
     pub fn name(&self) -> &str {
         &self.name
     }

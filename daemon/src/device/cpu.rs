@@ -48,7 +48,7 @@ impl Device for CpuDevice {
         assert!(!self.models.contains_key(model), "the scheduler loads a model once");
         progress(LoadProgress::START);
         judge_memory(settings, memory_bytes("MemTotal"))?;
-        let loaded = LoadedModel::load(&settings.path, &options(settings)?, &mut |at| {
+        let loaded = LoadedModel::load(&settings.path, &options(model, settings)?, &mut |at| {
             let (done_bytes, total_bytes) = (at.done_bytes, at.total_bytes);
             progress(LoadProgress { stage: LoadStage::Weights, done_bytes, total_bytes });
         });
@@ -108,9 +108,11 @@ impl Device for CpuDevice {
     }
 }
 
-fn options(settings: &ModelSettings) -> Result<LoadOptions, String> {
+fn options(model: &ModelName, settings: &ModelSettings) -> Result<LoadOptions, String> {
     let defaults = &settings.defaults;
     Ok(LoadOptions {
+        // As its users know it; the file may call it otherwise.
+        name: Some(model.to_string()),
         threads: defaults.threads,
         isa: None,
         kv_format: defaults.kv_format,
