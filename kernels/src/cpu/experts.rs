@@ -5,7 +5,7 @@
 //!
 //! 1. **Scores.** Softmax: `e^(x - max)` over its sum, which runs in sixteen lanes (lane = expert mod 16), experts
 //!    ascending, then the tree of `simd`. Sigmoid: `1 / (1 + e^-x)`. Softmax of the chosen: the logits.
-//! 2. **Choice** by score plus bias: [`best`]. With groups, first the groups by the sum of their two best, then the
+//! 2. **Choice** by score plus bias: `best`. With groups, first the groups by the sum of their two best, then the
 //!    experts of those groups. llama.cpp sorts with an unstable sort; here the lower index wins a tie.
 //! 3. **Weights**: the scores of the chosen; their softmax, their sum and what else is made of them goes in the order of
 //!    choice.
