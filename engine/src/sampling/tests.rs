@@ -165,9 +165,12 @@ proptest! {
     }
 }
 
+/// A row as candidates, and as ids with their probabilities.
+type Row = (Vec<Candidate>, Vec<(u32, f64)>);
+
 /// What is left of a row at a temperature, as candidates and by the book: ids and probabilities, of those that weigh.
 /// Rejects a row with a candidate so near the least weight that f32 cannot tell.
-fn open_row(logits: &[f32], temperature: f32) -> Result<(Vec<Candidate>, Vec<(u32, f64)>), TestCaseError> {
+fn open_row(logits: &[f32], temperature: f32) -> Result<Row, TestCaseError> {
     let filters = Filters { temperature, top_k: 0, top_p: 1.0, min_p: 0.0 };
     let mut kept = Vec::new();
     Distribution::default().keep(&mut logits.to_vec(), &filters, &mut kept);
