@@ -129,7 +129,7 @@ impl BlockLedger {
     /// A ledger of `total_blocks` free blocks of `block_bytes` each.
     pub fn new(fingerprint: Fingerprint, total_blocks: u32, block_bytes: u64) -> Self {
         Self {
-            root: BlockKey::root(fingerprint),
+            root: BlockKey::root(fingerprint, ""),
             block_bytes,
             slots: vec![Slot::Free; total_blocks as usize],
             free: (0..total_blocks).rev().map(BlockId).collect(),

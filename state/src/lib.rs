@@ -11,7 +11,9 @@
 mod key;
 mod ledger;
 mod session;
+mod tier;
 
 pub use key::{BLOCK_TOKENS, BlockKey, Fingerprint, block_keys};
 pub use ledger::{BlockFigures, BlockId, BlockLedger, Grant, LeaseError, LeaseId};
 pub use session::{Session, SessionId, SessionTable};
+pub use tier::{ByTier, Tier};

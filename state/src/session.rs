@@ -4,7 +4,7 @@
 //! says which blocks belong together, for `list`, `show` and `evict`. The table is bounded: when it is full, the least
 //! recently used session is forgotten (its blocks stay cached until they are evicted on their own).
 
-use crate::key::{BlockKey, Fingerprint, block_keys};
+use crate::key::{BLOCK_TOKENS, BlockKey, Fingerprint, block_keys};
 use std::collections::{HashMap, HashSet};
 
 /// A client's name for a timeline.
@@ -62,7 +62,8 @@ impl SessionTable {
         let before = self.sessions.get(id).filter(|session| session.model == model);
         let turns = before.map_or(0, |session| session.turns) + 1;
         let hit_tokens = before.map_or(0, |session| session.hit_tokens) + hit_tokens;
-        let keys: Vec<BlockKey> = block_keys(fingerprint, tokens).collect();
+        let full = tokens.len() / BLOCK_TOKENS * BLOCK_TOKENS;
+        let keys: Vec<BlockKey> = block_keys(BlockKey::root(fingerprint, ""), &tokens[..full]).collect();
         let current: HashSet<&BlockKey> = keys.iter().collect();
         let earlier = before.iter().flat_map(|session| session.left.iter().chain(&session.keys));
         let mut left: Vec<BlockKey> = earlier.filter(|key| !current.contains(key)).copied().collect();
@@ -151,7 +152,8 @@ mod tests {
             assert!(session.left.iter().all(|key| !session.keys.contains(key)));
         }
         let session = table.get(&id("a")).expect("recorded");
-        let left: Vec<BlockKey> = block_keys(FINGERPRINT, &other).skip(2).collect();
+        let left: Vec<BlockKey> =
+            block_keys(BlockKey::root(FINGERPRINT, ""), &other[..192]).skip(2).collect();
         assert_eq!((session.keys.len(), &session.left), (4, &left), "the third block of the second turn");
     }
 

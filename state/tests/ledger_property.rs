@@ -4,7 +4,9 @@
 
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
-use zllm_state::{BLOCK_TOKENS, BlockId, BlockLedger, Fingerprint, Grant, LeaseError, LeaseId, block_keys};
+use zllm_state::{
+    BLOCK_TOKENS, BlockId, BlockKey, BlockLedger, Fingerprint, Grant, LeaseError, LeaseId, block_keys,
+};
 
 const FINGERPRINT: Fingerprint = Fingerprint([9; 32]);
 const TOTAL_BLOCKS: u32 = 12;
@@ -93,7 +95,7 @@ impl Model {
             .indexed
             .keys()
             .filter(|tokens| {
-                let keys: Vec<_> = block_keys(FINGERPRINT, tokens).collect();
+                let keys: Vec<_> = block_keys(BlockKey::root(FINGERPRINT, ""), tokens).collect();
                 (ledger.resident_blocks(&keys) as usize) < keys.len()
             })
             .cloned()
@@ -183,7 +185,7 @@ fn apply(ledger: &mut BlockLedger, model: &mut Model, op: &Op) {
             model.drop_evicted(ledger, &used_before);
         }
         Op::EvictChain { content } => {
-            let keys: Vec<_> = block_keys(FINGERPRINT, &tokens_of(content, 0)).collect();
+            let keys: Vec<_> = block_keys(BlockKey::root(FINGERPRINT, ""), &tokens_of(content, 0)).collect();
             let before = model.indexed.len();
             let freed = ledger.evict_chains(keys.iter());
             model.drop_evicted(ledger, &used_before);
@@ -230,7 +232,7 @@ fn the_least_recently_used_leaf_goes_first() {
     first.push(5);
     let again = ledger.lease(&first, first.len()).expect("both blocks of the prefix and one evicted");
     assert_eq!(again.cached_tokens, 2 * BLOCK_TOKENS);
-    let second: Vec<_> = block_keys(FINGERPRINT, &tokens_of(&[2, 3], 0)).collect();
+    let second: Vec<_> = block_keys(BlockKey::root(FINGERPRINT, ""), &tokens_of(&[2, 3], 0)).collect();
     assert_eq!(ledger.resident_blocks(&second), 1, "its leaf went, its prefix stayed");
     ledger.check().expect("invariants");
 }
