@@ -31,7 +31,9 @@ pub use request::{
     Chat, FinishReason, GenerationParams, MAX_LOG_PROBABILITIES, MAX_STOP_TOKENS, Prompt, RequestError,
     StopCause,
 };
-pub use runtime::{LoadProgress, Logits, Runtime, RuntimeError, RuntimeLimits, StepError, StepRow, Want};
+pub use runtime::{
+    BlockError, LoadProgress, Logits, Runtime, RuntimeError, RuntimeLimits, StepError, StepRow, Want,
+};
 pub use template::TemplateChoice;
 pub use text_model::TextModel;
 pub use zllm_kernels::{

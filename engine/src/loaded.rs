@@ -9,7 +9,7 @@ use zllm_kernels::{
 
 use crate::{
     gguf::{GgufError, GgufFile},
-    runtime::{LoadProgress, Logits, Runtime, RuntimeError, RuntimeLimits, StepError, StepRow},
+    runtime::{BlockError, LoadProgress, Logits, Runtime, RuntimeError, RuntimeLimits, StepError, StepRow},
     spec::{ModelSpec, SpecError},
     template::TemplateChoice,
     text_model::TextModel,
@@ -20,6 +20,8 @@ use crate::{
 const MAX_THREADS: usize = 1 << 10;
 /// Upper bound of chunk and batch: likewise.
 const MAX_ROWS: usize = 1 << 16;
+/// Blocks of the largest arena: ids are 32 bits, and the last one means none.
+const MAX_BLOCKS: u32 = u32::MAX - 1;
 
 /// How a model is loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,8 +34,11 @@ pub struct LoadOptions {
     pub isa: Option<Isa>,
     /// How keys and values are kept.
     pub kv_format: KvFormat,
-    /// Memory for keys and values. It is reserved at load and touched as it is used.
+    /// Memory for the keys and values of running sequences. It is reserved at load and touched as it is used.
     pub kv_budget_bytes: u64,
+    /// More of the same for what no sequence runs on: the RAM tier. On the CPU both are blocks of one arena, and which of
+    /// them are which is its owner's business.
+    pub ram_budget_bytes: u64,
     /// Shortens the model's own context.
     pub context_limit: Option<usize>,
     /// Goes before what the file says in `tokenizer.ggml.pre`: how texts are split before byte pairs are merged. Only
@@ -55,6 +60,7 @@ impl Default for LoadOptions {
             isa: None,
             kv_format: KvFormat::default(),
             kv_budget_bytes: 1 << 30,
+            ram_budget_bytes: 0,
             context_limit: None,
             tokenizer_pre: None,
             prefill_chunk_tokens: 512,
@@ -98,6 +104,7 @@ impl From<SpecError> for LoadError {
 pub struct LoadedModel {
     text: Arc<TextModel>,
     runtime: Runtime<CpuBackend>,
+    ram_blocks: u32,
 }
 
 impl LoadedModel {
@@ -155,8 +162,10 @@ impl LoadedModel {
         let backend = CpuBackend::new(Arc::new(Pool::new(options.threads)), isa);
         let block_bytes = backend.kv_block_bytes(options.kv_format, &spec.kv_layers());
         let block_bytes = block_bytes.map_err(RuntimeError::from)? as u64;
-        let kv_blocks = (options.kv_budget_bytes / block_bytes).min(u64::from(u32::MAX - 1)) as usize;
-        if kv_blocks == 0 {
+        let blocks_of = |budget: u64| (budget / block_bytes).min(u64::from(MAX_BLOCKS)) as u32;
+        let device_blocks = blocks_of(options.kv_budget_bytes);
+        let ram_blocks = blocks_of(options.ram_budget_bytes).min(MAX_BLOCKS - device_blocks);
+        if device_blocks == 0 {
             let expected =
                 format!("one block of {KV_BLOCK_TOKENS} tokens of this model takes {block_bytes} bytes");
             return Err(bad("kv_budget_bytes", &options.kv_budget_bytes, &expected));
@@ -164,11 +173,11 @@ impl LoadedModel {
         let limits = RuntimeLimits {
             step_rows: options.prefill_chunk_tokens + options.max_batch_rows,
             logit_rows: options.max_batch_rows,
-            kv_blocks,
+            kv_blocks: (device_blocks + ram_blocks) as usize,
             kv_format: options.kv_format,
         };
         let runtime = Runtime::load(backend, &file, spec, limits, progress)?;
-        Ok(Self { text: Arc::new(text), runtime })
+        Ok(Self { text: Arc::new(text), runtime, ram_blocks })
     }
 
     /// The text side, shared.
@@ -176,9 +185,14 @@ impl LoadedModel {
         Arc::clone(&self.text)
     }
 
-    /// Blocks of the KV arena.
+    /// Blocks of the KV arena: those of the KV budget and those of the RAM budget.
     pub fn kv_blocks(&self) -> u32 {
         self.runtime.limits().kv_blocks as u32
+    }
+
+    /// How many of them the RAM budget gave.
+    pub fn ram_blocks(&self) -> u32 {
+        self.ram_blocks
     }
 
     /// Bytes of one KV block.
@@ -199,8 +213,27 @@ impl LoadedModel {
         self.runtime.step(rows)
     }
 
-    /// Copies one KV block; see [`Runtime::copy_block`].
-    pub fn copy_block(&mut self, from: u32, to: u32) {
-        self.runtime.copy_block(from, to);
+    /// Copies one KV block to another; see [`Runtime::copy_block`].
+    ///
+    /// # Errors
+    /// One of them does not exist; nothing was copied.
+    pub fn copy_block(&mut self, from: u32, to: u32) -> Result<(), BlockError> {
+        self.runtime.copy_block(from, to)
+    }
+
+    /// Copies a KV block out; see [`Runtime::read_block`].
+    ///
+    /// # Errors
+    /// There is no such block, or `bytes` does not have the size of one.
+    pub fn read_block(&mut self, id: u32, bytes: &mut [u8]) -> Result<(), BlockError> {
+        self.runtime.read_block(id, bytes)
+    }
+
+    /// Brings a KV block back; see [`Runtime::write_block`].
+    ///
+    /// # Errors
+    /// There is no such block, or `bytes` does not have the size of one; nothing was written.
+    pub fn write_block(&mut self, id: u32, bytes: &[u8]) -> Result<(), BlockError> {
+        self.runtime.write_block(id, bytes)
     }
 }

@@ -14,7 +14,7 @@ mod weights;
 use zllm_kernels::backend::{Backend, KV_BLOCK_TOKENS, KvFormat, Product, Span};
 
 pub use self::{
-    error::{RuntimeError, StepError},
+    error::{BlockError, RuntimeError, StepError},
     weights::LoadProgress,
 };
 use self::{
@@ -197,10 +197,46 @@ impl<B: Backend> Runtime<B> {
 
     /// Copies one KV block to another: copy on write of a block that several sequences share.
     ///
-    /// # Panics
-    /// When one of them does not exist.
-    pub fn copy_block(&mut self, from: u32, to: u32) {
+    /// # Errors
+    /// One of them does not exist; nothing was copied.
+    pub fn copy_block(&mut self, from: u32, to: u32) -> Result<(), BlockError> {
+        self.check_block(from)?;
+        self.check_block(to)?;
         self.backend.copy_block(&mut self.kv, from, to);
+        Ok(())
+    }
+
+    /// Copies KV block `id` to host memory; `bytes` has the size of a block.
+    ///
+    /// # Errors
+    /// There is no such block, or `bytes` has another size.
+    pub fn read_block(&mut self, id: u32, bytes: &mut [u8]) -> Result<(), BlockError> {
+        self.check_block(id)?;
+        self.check_block_bytes(bytes.len())?;
+        self.backend.read_block(&self.kv, id, bytes);
+        Ok(())
+    }
+
+    /// Copies to KV block `id` what [`Self::read_block`] gave, of this runtime or of another with the same fingerprint.
+    /// Any bytes of the right size are safe; only those give the same tokens.
+    ///
+    /// # Errors
+    /// There is no such block, or `bytes` are not as many as a block's; nothing was written.
+    pub fn write_block(&mut self, id: u32, bytes: &[u8]) -> Result<(), BlockError> {
+        self.check_block(id)?;
+        self.check_block_bytes(bytes.len())?;
+        self.backend.write_block(&mut self.kv, id, bytes);
+        Ok(())
+    }
+
+    fn check_block(&self, id: u32) -> Result<(), BlockError> {
+        let arena = self.limits.kv_blocks;
+        if (id as usize) < arena { Ok(()) } else { Err(BlockError::NoSuchBlock { id, arena }) }
+    }
+
+    fn check_block_bytes(&self, found: usize) -> Result<(), BlockError> {
+        let expected = self.kv_block_bytes;
+        if found == expected { Ok(()) } else { Err(BlockError::WrongSize { found, expected }) }
     }
 
     fn check(&self, runs: &[StepRow<'_>]) -> Result<usize, StepError> {

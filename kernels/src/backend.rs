@@ -415,6 +415,12 @@ pub trait Attention: Memory {
 
     /// Copies one block (copy on write of a shared, partly filled block).
     fn copy_block(&mut self, kv: &mut Self::Kv, from: u32, to: u32);
+
+    /// Waits for the work on block `id` and copies it to host memory; `bytes` has the size of a block.
+    fn read_block(&mut self, kv: &Self::Kv, id: u32, bytes: &mut [u8]);
+
+    /// Copies to block `id` what [`Self::read_block`] gave of a block of the same format and layers.
+    fn write_block(&mut self, kv: &mut Self::Kv, id: u32, bytes: &[u8]);
 }
 
 /// A device that can run every model algorithm of the engine.

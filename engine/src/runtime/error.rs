@@ -48,6 +48,27 @@ pub enum StepError {
     },
 }
 
+/// Why a KV block was not copied.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum BlockError {
+    /// A block outside the arena.
+    #[error("KV block {id} does not exist; the arena has {arena} blocks")]
+    NoSuchBlock {
+        /// The block asked for.
+        id: u32,
+        /// Blocks of the arena.
+        arena: usize,
+    },
+    /// Bytes that are no block of this model.
+    #[error("{found} bytes are no KV block; one of this model has {expected} bytes")]
+    WrongSize {
+        /// Bytes given.
+        found: usize,
+        /// Bytes of a block.
+        expected: usize,
+    },
+}
+
 /// Why a model could not be brought to a device.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {

@@ -277,6 +277,14 @@ impl Attention for CpuBackend {
     fn copy_block(&mut self, kv: &mut KvArena, from: u32, to: u32) {
         kv.copy_block(from, to);
     }
+
+    fn read_block(&mut self, kv: &KvArena, id: u32, bytes: &mut [u8]) {
+        bytes.copy_from_slice(kv.block(id));
+    }
+
+    fn write_block(&mut self, kv: &mut KvArena, id: u32, bytes: &[u8]) {
+        kv.block_mut(id).copy_from_slice(bytes);
+    }
 }
 
 impl Experts for CpuBackend {
