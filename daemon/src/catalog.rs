@@ -100,6 +100,7 @@ pub(crate) mod tests {
         ModelDefaults {
             kv_format: KvFormat::I16,
             kv_budget_bytes: 1 << 20,
+            ram_budget_bytes: 0,
             context_tokens: None,
             tokenizer_pre: None,
             threads: 1,

@@ -67,7 +67,10 @@ pub(crate) enum TemplateSetting {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ModelDefaults {
     pub(crate) kv_format: KvFormat,
+    /// For the KV of running jobs.
     pub(crate) kv_budget_bytes: u64,
+    /// For the KV that is kept beside it; 0 keeps none.
+    pub(crate) ram_budget_bytes: u64,
     pub(crate) context_tokens: Option<usize>,
     /// Goes before the file's `tokenizer.ggml.pre`.
     pub(crate) tokenizer_pre: Option<String>,
@@ -109,9 +112,11 @@ impl Config {
         let core = core_limits(&file_limits, cli)?;
         let threads = count("threads", cli.threads.or(file.threads), cores::physical_cores())?;
         let kv_budget = cli.kv_budget.or(file.defaults.kv_budget);
+        let ram_budget = cli.ram_budget.or(file.defaults.ram_budget);
         let model_defaults = ModelDefaults {
             kv_format: cli.kv_format.or(file.defaults.kv_format.map(|name| name.0)).unwrap_or_default(),
             kv_budget_bytes: kv_budget.map_or(limits::DEFAULT_KV_BUDGET_BYTES, |budget| budget.0),
+            ram_budget_bytes: ram_budget.map_or(limits::DEFAULT_RAM_BUDGET_BYTES, |budget| budget.0),
             context_tokens: None,
             tokenizer_pre: None,
             threads,
@@ -157,8 +162,10 @@ impl Config {
             format!("models folder: {folder}"),
             format!("threads: {}", self.model_defaults.threads),
             format!(
-                "KV memory of a model: {} bytes, in format {}, unless it says otherwise",
-                self.model_defaults.kv_budget_bytes, self.model_defaults.kv_format
+                "KV memory of a model: {} bytes and {} bytes of RAM tier, in format {}, unless it says otherwise",
+                self.model_defaults.kv_budget_bytes,
+                self.model_defaults.ram_budget_bytes,
+                self.model_defaults.kv_format
             ),
         ];
         lines.extend(self.models.iter().map(|(name, model)| {
@@ -219,6 +226,9 @@ fn model(
     }
     if let Some(budget) = entry.kv_budget {
         defaults.kv_budget_bytes = budget.0;
+    }
+    if let Some(budget) = entry.ram_budget {
+        defaults.ram_budget_bytes = budget.0;
     }
     if let Some(threads) = entry.threads {
         anyhow::ensure!(threads > 0, "models.{name}.threads is 0; at least 1 works");
@@ -300,8 +310,10 @@ mod tests {
     #[test]
     fn models_share_defaults_that_a_flag_goes_on_top_of() {
         let text = "[defaults]\nkv_budget = \"1GiB\"\nkv_format = \"f16\"\n[models.plain]\npath = \"p\"\n\
-                    [models.own]\npath = \"o\"\nkv_budget = \"64MiB\"\n";
+                    [models.own]\npath = \"o\"\nkv_budget = \"64MiB\"\nram_budget = 0\n";
         let config = read(text, &[]).expect("valid");
+        assert_eq!(config.model_defaults.ram_budget_bytes, limits::DEFAULT_RAM_BUDGET_BYTES);
+        assert_eq!(config.models["own"].defaults.ram_budget_bytes, 0);
         assert_eq!(config.model_defaults.kv_budget_bytes, 1 << 30);
         assert_eq!(config.model_defaults.kv_format, KvFormat::F16);
         assert_eq!(config.models["plain"].defaults, config.model_defaults);
@@ -309,6 +321,9 @@ mod tests {
         let config = read(text, &["--kv-budget", "2GiB"]).expect("valid");
         assert_eq!(config.model_defaults.kv_budget_bytes, 2 << 30);
         assert_eq!(config.models["own"].defaults.kv_budget_bytes, 64 << 20);
+        let config = read(text, &["--ram-budget", "3GiB"]).expect("valid");
+        assert_eq!(config.model_defaults.ram_budget_bytes, 3 << 30);
+        assert_eq!(config.models["own"].defaults.ram_budget_bytes, 0);
         let config = read(text, &["--kv-format", "i16/q8g64"]).expect("valid");
         assert_eq!(config.model_defaults.kv_format.to_string(), "i16/q8g64");
         assert!(config.summary().contains("in format i16/q8g64"), "{}", config.summary());

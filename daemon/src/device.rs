@@ -2,11 +2,19 @@
 //!
 //! Invariant: the channel to the thread is bounded, and nothing here ever waits for the thread: a message either gets
 //! its place in the channel or is refused at once. What the actor tells about itself it knows without asking the thread.
+//!
+//! Invariant: loads, steps and copies of KV blocks go through one queue, the mailbox and then the channel, and are carried
+//! out in the order in which they came into the mailbox. So whoever is told of blocks after the commands that fill them
+//! were sent may send the step that reads them, and need not wait for the answers. A message is in the mailbox when `send`
+//! returns; only an address that met a full mailbox before has to wait for its next one, so commands are sent through a
+//! fresh clone.
 
 pub(crate) mod cpu;
 #[cfg(test)]
 pub(crate) mod fake;
 pub(crate) mod port;
+#[cfg(test)]
+mod tests;
 mod text;
 mod thread;
 
@@ -75,6 +83,31 @@ pub(crate) struct RunStep {
 pub(crate) struct StepDone {
     pub(crate) outcome: StepOutcome,
     pub(crate) took: Duration,
+}
+
+/// Copies KV blocks out, in the order of `slots`.
+#[derive(Message)]
+#[rtype(result = "Result<Vec<Vec<u8>>, String>")]
+pub(crate) struct FetchBlocks {
+    pub(crate) model: ModelName,
+    pub(crate) slots: Vec<u32>,
+}
+
+/// Overwrites KV blocks with bytes that [`FetchBlocks`] gave of a model with the same fingerprint.
+#[derive(Message)]
+#[rtype(result = "Result<(), String>")]
+pub(crate) struct PutBlocks {
+    pub(crate) model: ModelName,
+    pub(crate) blocks: Vec<(u32, Vec<u8>)>,
+}
+
+/// Overwrites the KV block `to` with `from`.
+#[derive(Message)]
+#[rtype(result = "Result<(), String>")]
+pub(crate) struct CopyBlock {
+    pub(crate) model: ModelName,
+    pub(crate) from: u32,
+    pub(crate) to: u32,
 }
 
 /// Asks for a [`DeviceSnapshot`].
@@ -147,7 +180,8 @@ impl Handler<LoadModel> for DeviceActor {
         let asked = self.ask(|reply| Command::Load { model, settings, progress, reply });
         Box::pin(answer(asked).into_actor(self).map(move |result, actor, _| {
             let loaded = result.and_then(|loaded| loaded)?;
-            let kv_bytes = u64::from(loaded.kv_blocks) * loaded.kv_block_bytes;
+            let blocks = u64::from(loaded.device_blocks) + u64::from(loaded.ram_blocks);
+            let kv_bytes = blocks * loaded.kv_block_bytes;
             actor.loaded.insert(name, ModelMemory { weight_bytes: loaded.weight_bytes, kv_bytes });
             Ok(loaded)
         }))
@@ -174,6 +208,33 @@ impl Handler<RunStep> for DeviceActor {
     fn handle(&mut self, message: RunStep, _: &mut Self::Context) -> Self::Result {
         let RunStep { plan, begins, forgets } = message;
         let asked = self.ask(|reply| Command::Step { plan, begins, forgets, reply });
+        Box::pin(async move { answer(asked).await? })
+    }
+}
+
+impl Handler<FetchBlocks> for DeviceActor {
+    type Result = ResponseFuture<Result<Vec<Vec<u8>>, String>>;
+
+    fn handle(&mut self, FetchBlocks { model, slots }: FetchBlocks, _: &mut Self::Context) -> Self::Result {
+        let asked = self.ask(|reply| Command::Fetch { model, slots, reply });
+        Box::pin(async move { answer(asked).await? })
+    }
+}
+
+impl Handler<PutBlocks> for DeviceActor {
+    type Result = ResponseFuture<Result<(), String>>;
+
+    fn handle(&mut self, PutBlocks { model, blocks }: PutBlocks, _: &mut Self::Context) -> Self::Result {
+        let asked = self.ask(|reply| Command::Put { model, blocks, reply });
+        Box::pin(async move { answer(asked).await? })
+    }
+}
+
+impl Handler<CopyBlock> for DeviceActor {
+    type Result = ResponseFuture<Result<(), String>>;
+
+    fn handle(&mut self, CopyBlock { model, from, to }: CopyBlock, _: &mut Self::Context) -> Self::Result {
+        let asked = self.ask(|reply| Command::Copy { model, from, to, reply });
         Box::pin(async move { answer(asked).await? })
     }
 }

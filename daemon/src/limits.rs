@@ -15,8 +15,10 @@ pub(crate) const DEFAULT_PREFILL_CHUNK_TOKENS: usize = 256;
 /// Tokens generated for a request that names no limit. They are reserved at admission, so "as many as fit" would
 /// let one request keep all others out.
 pub(crate) const DEFAULT_MAX_TOKENS: usize = 1024;
-/// KV memory of a model that names no budget.
+/// KV memory for the running jobs of a model that names no budget.
 pub(crate) const DEFAULT_KV_BUDGET_BYTES: u64 = 512 << 20;
+/// KV memory of the RAM tier of a model that names no budget.
+pub(crate) const DEFAULT_RAM_BUDGET_BYTES: u64 = 512 << 20;
 /// How long running jobs may go on after SIGTERM.
 pub(crate) const DEFAULT_DRAIN_SECONDS: u64 = 30;
 /// Longest drain that can be configured: a day.
@@ -60,9 +62,13 @@ pub(crate) const HTTP_CONNECTIONS: usize = 64;
 
 /// Mailbox of each actor.
 pub(crate) const MAILBOX_MESSAGES: usize = 256;
-/// Commands that wait for the device thread: one step, one ping, and a load or an unload for each model.
-pub(crate) const DEVICE_COMMANDS: usize = 64;
-const _: () = assert!(DEVICE_COMMANDS >= 2 + 2 * MAX_LOADED_MODELS, "no command is ever refused");
+/// Fetches, puts and copies of KV blocks that the KV store may have under way on a device at one time; it sends no more
+/// until some are answered.
+pub(crate) const MAX_KV_COMMANDS: usize = 128;
+/// Commands that wait for the device thread: one step, one ping, a load or an unload for each model, and the KV store's.
+pub(crate) const DEVICE_COMMANDS: usize = 192;
+const _: () =
+    assert!(DEVICE_COMMANDS >= 2 + 2 * MAX_LOADED_MODELS + MAX_KV_COMMANDS, "no command is ever refused");
 /// How often each actor, and the device thread through a ping, shows that it makes progress.
 pub(crate) const TICK: Duration = Duration::from_millis(200);
 

@@ -198,7 +198,7 @@ impl SchedulerActor {
             let loaded = device.send(LoadModel { model: name.clone(), settings, progress }).await;
             let loaded = loaded.unwrap_or_else(|error| panic!("the device actor is gone: {error}"))?;
             let fingerprint = loaded.text.facts().fingerprint;
-            let (blocks, block_bytes) = (loaded.kv_blocks, loaded.kv_block_bytes);
+            let (blocks, block_bytes) = (loaded.device_blocks, loaded.kv_block_bytes);
             kv.send(AddModel { model: name, fingerprint, blocks, block_bytes })
                 .await
                 .unwrap_or_else(|error| panic!("the kv store actor is gone: {error}"));
@@ -208,7 +208,7 @@ impl SchedulerActor {
             match &result {
                 Ok(loaded) => {
                     tracing::info!(model = %model, weight_bytes = loaded.weight_bytes, "loaded");
-                    let total_blocks = loaded.kv_blocks;
+                    let total_blocks = loaded.device_blocks;
                     actor.input(Input::ModelUp { model: model.clone(), total_blocks }, ctx);
                 }
                 Err(message) => tracing::warn!(model = %model, message, "does not load"),

@@ -48,6 +48,9 @@ pub(crate) struct Cli {
     /// Memory for keys and values of a model that names none, such as 512MiB
     #[arg(long, value_name = "SIZE", env = "ZLLM_KV_BUDGET")]
     pub(crate) kv_budget: Option<ByteSize>,
+    /// Memory for keys and values that are kept beside those of running jobs, for a model that names none
+    #[arg(long, value_name = "SIZE", env = "ZLLM_RAM_BUDGET")]
+    pub(crate) ram_budget: Option<ByteSize>,
     /// How a model that does not say keeps keys and values: i16, f16 or q8g64, or KEYS/VALUES [default: i16]
     #[arg(long, value_name = "FORMAT", env = "ZLLM_KV_FORMAT")]
     pub(crate) kv_format: Option<KvFormat>,

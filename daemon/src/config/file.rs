@@ -45,6 +45,7 @@ pub(super) struct LimitsTable {
 pub(super) struct DefaultsTable {
     pub(super) kv_format: Option<KvFormatName>,
     pub(super) kv_budget: Option<ByteSize>,
+    pub(super) ram_budget: Option<ByteSize>,
 }
 
 /// `[models.NAME]`.
@@ -55,6 +56,7 @@ pub(super) struct ModelEntry {
     pub(super) load: Option<LoadWhen>,
     pub(super) kv_format: Option<KvFormatName>,
     pub(super) kv_budget: Option<ByteSize>,
+    pub(super) ram_budget: Option<ByteSize>,
     pub(super) template: Option<String>,
     pub(super) context: Option<usize>,
     pub(super) tokenizer_pre: Option<String>,

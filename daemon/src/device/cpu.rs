@@ -1,6 +1,6 @@
 //! The CPU as a device: models loaded through the engine, stepped on the device's thread.
 
-use super::port::{Description, Device, Generate, LoadProgress, Loaded, is_last};
+use super::port::{Description, Device, Generate, LoadProgress, Loaded, is_last, not_loaded};
 use super::text::EngineText;
 use crate::config::{ModelSettings, TemplateSetting};
 use crate::scheduler::plan::{ModelName, RowOutcome, SequenceId, StepOutcome, StepPlan};
@@ -25,6 +25,10 @@ pub(crate) struct CpuDevice {
 impl CpuDevice {
     pub(crate) fn new() -> Self {
         Self::default()
+    }
+
+    fn model(&mut self, model: &ModelName) -> Result<&mut LoadedModel, String> {
+        self.models.get_mut(model).ok_or_else(|| not_loaded(model))
     }
 }
 
@@ -55,7 +59,8 @@ impl Device for CpuDevice {
         let loaded = loaded.map_err(|error| with_path(&settings.path, error.to_string()))?;
         let facts = Loaded {
             text: Arc::new(EngineText::new(loaded.text())),
-            kv_blocks: loaded.kv_blocks(),
+            device_blocks: loaded.kv_blocks() - loaded.ram_blocks(),
+            ram_blocks: loaded.ram_blocks(),
             kv_block_bytes: loaded.kv_block_bytes(),
             weight_bytes: loaded.weight_bytes(),
         };
@@ -106,6 +111,26 @@ impl Device for CpuDevice {
         }
         Ok(StepOutcome { rows: outcome })
     }
+
+    fn fetch(&mut self, model: &ModelName, slots: &[u32]) -> Result<Vec<Vec<u8>>, String> {
+        let model = self.model(model)?;
+        let block_bytes = model.kv_block_bytes() as usize;
+        let fetch = |&slot: &u32| {
+            let mut bytes = vec![0; block_bytes];
+            model.read_block(slot, &mut bytes).map(|()| bytes).map_err(|error| error.to_string())
+        };
+        slots.iter().map(fetch).collect()
+    }
+
+    fn put(&mut self, model: &ModelName, blocks: &[(u32, Vec<u8>)]) -> Result<(), String> {
+        let model = self.model(model)?;
+        let mut put = |(slot, bytes): &(u32, Vec<u8>)| model.write_block(*slot, bytes);
+        blocks.iter().try_for_each(&mut put).map_err(|error| error.to_string())
+    }
+
+    fn copy(&mut self, model: &ModelName, from: u32, to: u32) -> Result<(), String> {
+        self.model(model)?.copy_block(from, to).map_err(|error| error.to_string())
+    }
 }
 
 fn options(model: &ModelName, settings: &ModelSettings) -> Result<LoadOptions, String> {
@@ -117,6 +142,7 @@ fn options(model: &ModelName, settings: &ModelSettings) -> Result<LoadOptions, S
         isa: None,
         kv_format: defaults.kv_format,
         kv_budget_bytes: defaults.kv_budget_bytes,
+        ram_budget_bytes: defaults.ram_budget_bytes,
         context_limit: defaults.context_tokens,
         tokenizer_pre: defaults.tokenizer_pre.clone(),
         prefill_chunk_tokens: defaults.prefill_chunk_tokens,

@@ -10,18 +10,21 @@ use std::time::Duration;
 use zllm_state::BLOCK_TOKENS;
 use zllm_wire::{ChoiceEnd, FinishReason, GenerationParams, Prompt};
 
-/// Blocks of the simulated arena.
+/// Device blocks of a simulated arena, unless a test says otherwise.
 pub(crate) const FAKE_BLOCKS: u32 = 32;
+/// Bytes of a simulated block: its tokens.
+pub(crate) const FAKE_BLOCK_BYTES: usize = BLOCK_TOKENS * size_of::<u32>();
 /// Context of the simulated model.
 pub(crate) const FAKE_CONTEXT: usize = 1024;
 /// A model of this name does not load.
 pub(crate) const BROKEN_MODEL: &str = "broken";
 
 /// The device.
-#[derive(Default)]
 pub(crate) struct FakeDevice {
-    /// What each block of each model holds.
-    kv: HashMap<(ModelName, u32), [u32; BLOCK_TOKENS]>,
+    /// What each block of each loaded model holds; `None` is a block that was never written.
+    kv: HashMap<ModelName, Vec<Option<[u32; BLOCK_TOKENS]>>>,
+    device_blocks: u32,
+    ram_blocks: u32,
     generations: HashMap<SequenceId, (ModelName, Box<dyn Generate>)>,
     /// The step with a token of this value is a fault of the device.
     poison: Option<u32>,
@@ -31,7 +34,26 @@ pub(crate) struct FakeDevice {
     panics_at: Option<u32>,
 }
 
+impl Default for FakeDevice {
+    fn default() -> Self {
+        Self {
+            kv: HashMap::new(),
+            device_blocks: FAKE_BLOCKS,
+            ram_blocks: 0,
+            generations: HashMap::new(),
+            poison: None,
+            step_time: Duration::ZERO,
+            panics_at: None,
+        }
+    }
+}
+
 impl FakeDevice {
+    /// Arenas with so many blocks for running sequences, and so many for the RAM tier.
+    pub(crate) fn with_blocks(device_blocks: u32, ram_blocks: u32) -> Self {
+        Self { device_blocks, ram_blocks, ..Self::default() }
+    }
+
     /// A step with this byte in it is a fault of the device.
     pub(crate) fn poisoned_by(byte: u8) -> Self {
         Self { poison: Some(byte.into()), ..Self::default() }
@@ -69,11 +91,15 @@ impl Device for FakeDevice {
             has_template: false,
             fingerprint: [7; 32],
         }));
-        Ok(Loaded { text, kv_blocks: FAKE_BLOCKS, kv_block_bytes: 1024, weight_bytes: 4096 })
+        let (device_blocks, ram_blocks) = (self.device_blocks, self.ram_blocks);
+        let before = self.kv.insert(model.clone(), vec![None; (device_blocks + ram_blocks) as usize]);
+        assert!(before.is_none(), "a model is loaded once");
+        let kv_block_bytes = FAKE_BLOCK_BYTES as u64;
+        Ok(Loaded { text, device_blocks, ram_blocks, kv_block_bytes, weight_bytes: 4096 })
     }
 
     fn unload(&mut self, model: &ModelName) {
-        self.kv.retain(|(of, _), _| of != model);
+        self.kv.remove(model);
         self.generations.retain(|_, (of, _)| of != model);
     }
 
@@ -88,6 +114,7 @@ impl Device for FakeDevice {
 
     fn step(&mut self, plan: &StepPlan) -> Result<StepOutcome, String> {
         std::thread::sleep(self.step_time);
+        let kv = self.kv.get_mut(&plan.model).expect("steps are planned for loaded models");
         let mut rows = Vec::new();
         for row in &plan.rows {
             for (at, token) in (row.position..).zip(&row.tokens) {
@@ -95,11 +122,13 @@ impl Device for FakeDevice {
                     return Err(format!("token {token} is poison"));
                 }
                 assert_ne!(Some(*token), self.panics_at, "a panic on purpose");
-                let block = (plan.model.clone(), row.blocks[at / BLOCK_TOKENS]);
-                self.kv.entry(block).or_insert([u32::MAX; BLOCK_TOKENS])[at % BLOCK_TOKENS] = *token;
+                let block = &mut kv[row.blocks[at / BLOCK_TOKENS] as usize];
+                block.get_or_insert([u32::MAX; BLOCK_TOKENS])[at % BLOCK_TOKENS] = *token;
             }
-            let seen = (0..row.position + row.tokens.len())
-                .map(|at| self.kv[&(plan.model.clone(), row.blocks[at / BLOCK_TOKENS])][at % BLOCK_TOKENS]);
+            let seen = (0..row.position + row.tokens.len()).map(|at| {
+                let block = kv[row.blocks[at / BLOCK_TOKENS] as usize];
+                block.expect("a row sees blocks that were written")[at % BLOCK_TOKENS]
+            });
             let mut logits = [next_letter(seen, row.sequence.choice)];
             let accepted = row.samples.then(|| {
                 let (_, generation) =
@@ -112,6 +141,41 @@ impl Device for FakeDevice {
             rows.push(RowOutcome { sequence: row.sequence, accepted });
         }
         Ok(StepOutcome { rows })
+    }
+
+    fn fetch(&mut self, model: &ModelName, slots: &[u32]) -> Result<Vec<Vec<u8>>, String> {
+        let fetch = |&slot: &u32| {
+            let tokens = (*self.slot(model, slot)?).ok_or(format!("KV block {slot} was never written"))?;
+            Ok(tokens.iter().flat_map(|token| token.to_le_bytes()).collect())
+        };
+        slots.iter().map(fetch).collect()
+    }
+
+    fn put(&mut self, model: &ModelName, blocks: &[(u32, Vec<u8>)]) -> Result<(), String> {
+        for (slot, bytes) in blocks {
+            let (tokens, rest) = bytes.as_chunks();
+            let tokens: Vec<u32> = tokens.iter().map(|token| u32::from_le_bytes(*token)).collect();
+            let block = tokens.try_into().ok().filter(|_| rest.is_empty());
+            let block = block.ok_or(format!("{} bytes are no block", bytes.len()))?;
+            *self.slot(model, *slot)? = Some(block);
+        }
+        Ok(())
+    }
+
+    fn copy(&mut self, model: &ModelName, from: u32, to: u32) -> Result<(), String> {
+        let block = (*self.slot(model, from)?).ok_or(format!("KV block {from} was never written"))?;
+        *self.slot(model, to)? = Some(block);
+        Ok(())
+    }
+}
+
+impl FakeDevice {
+    fn slot(&mut self, model: &ModelName, slot: u32) -> Result<&mut Option<[u32; BLOCK_TOKENS]>, String> {
+        let blocks = self.kv.get_mut(model).ok_or_else(|| not_loaded(model))?;
+        let arena = blocks.len();
+        blocks
+            .get_mut(slot as usize)
+            .ok_or(format!("KV block {slot} does not exist; the arena has {arena} blocks"))
     }
 }
 

@@ -36,6 +36,30 @@ pub(crate) trait Device: Send {
     /// # Errors
     /// A fault of the device: nothing on it can be believed any more.
     fn step(&mut self, plan: &StepPlan) -> Result<StepOutcome, String>;
+
+    /// The bytes of KV blocks, in the order of `slots`.
+    ///
+    /// # Errors
+    /// The model is not loaded, or has no such block.
+    fn fetch(&mut self, model: &ModelName, slots: &[u32]) -> Result<Vec<Vec<u8>>, String>;
+
+    /// Overwrites KV blocks with what [`Self::fetch`] gave of a model with the same fingerprint.
+    ///
+    /// # Errors
+    /// The model is not loaded, has no such block, or has blocks of another size. Blocks before the one at fault are
+    /// written.
+    fn put(&mut self, model: &ModelName, blocks: &[(u32, Vec<u8>)]) -> Result<(), String>;
+
+    /// Overwrites the KV block `to` with `from`.
+    ///
+    /// # Errors
+    /// The model is not loaded, or has no such block.
+    fn copy(&mut self, model: &ModelName, from: u32, to: u32) -> Result<(), String>;
+}
+
+/// What the KV operations say of a model that is not there: it may have been unloaded while they were on their way.
+pub(crate) fn not_loaded(model: &ModelName) -> String {
+    format!("model {model} is not loaded")
 }
 
 /// The text side of a model: shared, and usable from any thread.
@@ -101,7 +125,10 @@ pub(crate) struct Description {
 #[derive(Clone)]
 pub(crate) struct Loaded {
     pub(crate) text: Arc<dyn TextModel>,
-    pub(crate) kv_blocks: u32,
+    /// KV blocks of the budget of running sequences; the slots of both budgets are numbered from 0 as one arena.
+    pub(crate) device_blocks: u32,
+    /// KV blocks of the RAM tier.
+    pub(crate) ram_blocks: u32,
     pub(crate) kv_block_bytes: u64,
     pub(crate) weight_bytes: u64,
 }

@@ -26,6 +26,22 @@ pub(super) enum Command {
         forgets: Vec<SequenceId>,
         reply: oneshot::Sender<Result<StepDone, String>>,
     },
+    Fetch {
+        model: ModelName,
+        slots: Vec<u32>,
+        reply: oneshot::Sender<Result<Vec<Vec<u8>>, String>>,
+    },
+    Put {
+        model: ModelName,
+        blocks: Vec<(u32, Vec<u8>)>,
+        reply: oneshot::Sender<Result<(), String>>,
+    },
+    Copy {
+        model: ModelName,
+        from: u32,
+        to: u32,
+        reply: oneshot::Sender<Result<(), String>>,
+    },
     /// Nothing but a beat.
     Ping,
 }
@@ -76,6 +92,15 @@ fn carry_out(device: &mut dyn Device, command: Command, clock: &Clock, pulses: &
             let outcome = device.step(&plan);
             let took = clock.now() - started;
             let _ = reply.send(outcome.map(|outcome| StepDone { outcome, took }));
+        }
+        Command::Fetch { model, slots, reply } => {
+            let _ = reply.send(device.fetch(&model, &slots));
+        }
+        Command::Put { model, blocks, reply } => {
+            let _ = reply.send(device.put(&model, &blocks));
+        }
+        Command::Copy { model, from, to, reply } => {
+            let _ = reply.send(device.copy(&model, from, to));
         }
         Command::Ping => {}
     }
