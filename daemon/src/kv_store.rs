@@ -6,13 +6,15 @@
 
 use crate::limits::{MAILBOX_MESSAGES, MAX_SESSIONS, TICK};
 use crate::pulse::{AliveGuard, Organ, Pulses};
-use crate::scheduler::core::{Lease, NoLease};
+use crate::scheduler::core::{CacheOutcome, CacheReport, Lease, NoLease, Uptime};
 use crate::scheduler::plan::{ModelName, SequenceId};
 use actix::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot;
 use zllm_state::{
-    BlockFigures, BlockLedger, Fingerprint, LeaseError, LeaseId, Session, SessionId, SessionTable,
+    BlockFigures, BlockLedger, ByTier, Fingerprint, LeaseError, LeaseId, Session, SessionId, SessionTable,
 };
 
 /// The actor.
@@ -38,6 +40,18 @@ pub(crate) struct AddModel {
     pub(crate) block_bytes: u64,
 }
 
+/// A model is about to be unloaded; no lease is left on it. Answered when what is worth keeping of it is safe.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct CloseModel(pub(crate) ModelName);
+
+/// The process is about to end and no lease is left. Answered when what is worth keeping is safe, or at the deadline.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct SaveAll {
+    pub(crate) deadline: Uptime,
+}
+
 /// A model was unloaded: its arena is gone. No lease may be left on it.
 #[derive(Message)]
 #[rtype(result = "()")]
@@ -45,24 +59,46 @@ pub(crate) struct RemoveModel(pub(crate) ModelName);
 
 /// One operation of the scheduler.
 #[derive(Debug)]
+#[allow(dead_code, reason = "a store in memory alone has no use for the rest")]
 pub(crate) enum KvOp {
-    Lease { sequence: SequenceId, model: ModelName, prompt: Arc<[u32]>, capacity_tokens: usize },
+    Lease {
+        sequence: SequenceId,
+        model: ModelName,
+        /// Whose KV it may share; empty for the common one.
+        tenant: String,
+        prompt: Arc<[u32]>,
+        capacity_tokens: usize,
+    },
+    /// A job with this prompt will ask for a lease: bring nearer what is kept of it.
+    Prefetch { model: ModelName, tenant: String, prompt: Arc<[u32]> },
+    /// The next block of a lease is full, with these tokens.
     Commit { model: ModelName, lease: LeaseId, tokens: Vec<u32> },
-    Release { model: ModelName, lease: LeaseId, session: Option<SessionUse> },
+    /// A lease ends; `tail` are its computed tokens after the last full block.
+    Release { model: ModelName, lease: LeaseId, tail: Vec<u32>, session: Option<SessionUse> },
+    /// A step has computed so many prompt tokens in that time.
+    Measured { model: ModelName, tokens: usize, took: Duration },
 }
 
 /// What a request leaves on its session.
 #[derive(Debug)]
+#[allow(dead_code, reason = "a store in memory alone has no use for the rest")]
 pub(crate) struct SessionUse {
+    pub(crate) tenant: String,
     pub(crate) id: SessionId,
+    /// All tokens whose KV was computed, the tail included.
     pub(crate) tokens: Vec<u32>,
     pub(crate) hit_tokens: u64,
+    /// Tokens generated in this answer: the position of the sampler's next draw.
+    pub(crate) sampled: u64,
     pub(crate) now_ms: u64,
 }
 
-/// Operations, carried out in order; the answer has one entry for each lease among them.
+/// Where a lease is answered, sooner or later: once, on every path.
+pub(crate) type LeaseAnswer = oneshot::Receiver<Result<Lease, NoLease>>;
+
+/// Operations, begun in order; the answer has one entry for each lease among them.
 #[derive(Message)]
-#[rtype(result = "Vec<(SequenceId, Result<Lease, NoLease>)>")]
+#[rtype(result = "Vec<(SequenceId, LeaseAnswer)>")]
 pub(crate) struct Apply(pub(crate) Vec<KvOp>);
 
 /// What to evict.
@@ -125,11 +161,16 @@ impl KvStoreActor {
 
     fn lease(&mut self, model: &ModelName, prompt: &[u32], capacity_tokens: usize) -> Result<Lease, NoLease> {
         match self.model(model).ledger.lease(prompt, capacity_tokens) {
-            Ok(grant) => Ok(Lease {
-                id: grant.lease,
-                blocks: grant.blocks.iter().map(|block| block.0).collect(),
-                cached_tokens: grant.cached_tokens,
-            }),
+            Ok(grant) => {
+                let cached = ByTier { device: grant.cached_tokens as u64, ..ByTier::default() };
+                let outcome = match cached.device {
+                    0 => CacheOutcome::Nothing,
+                    all if all + 1 == prompt.len() as u64 => CacheOutcome::Whole,
+                    kept_tokens => CacheOutcome::Ended { kept_tokens },
+                };
+                let blocks = grant.blocks.iter().map(|block| block.0).collect();
+                Ok(Lease { id: grant.lease, blocks, cache: CacheReport { cached, outcome } })
+            }
             Err(LeaseError::NotNow { .. }) => Err(NoLease::NotNow),
             Err(error @ LeaseError::NeverFits { .. }) => Err(NoLease::Never(error.to_string())),
         }
@@ -142,7 +183,7 @@ impl KvStoreActor {
             blocks.ledger.check().expect("the ledger's invariants hold");
         }
         let fingerprint = blocks.fingerprint;
-        if let Some(SessionUse { id, tokens, hit_tokens, now_ms }) = session {
+        if let Some(SessionUse { id, tokens, hit_tokens, now_ms, .. }) = session {
             self.sessions.record(&id, model, fingerprint, &tokens, hit_tokens, now_ms);
         }
     }
@@ -208,6 +249,22 @@ impl Handler<AddModel> for KvStoreActor {
     }
 }
 
+impl Handler<CloseModel> for KvStoreActor {
+    type Result = ();
+
+    fn handle(&mut self, CloseModel(model): CloseModel, _: &mut Self::Context) {
+        assert_eq!(self.model(&model).ledger.live_leases(), 0, "a model is closed when its jobs have ended");
+    }
+}
+
+impl Handler<SaveAll> for KvStoreActor {
+    type Result = ();
+
+    fn handle(&mut self, SaveAll { deadline }: SaveAll, _: &mut Self::Context) {
+        tracing::debug!(?deadline, "what is in memory goes with it");
+    }
+}
+
 impl Handler<RemoveModel> for KvStoreActor {
     type Result = ();
 
@@ -226,13 +283,18 @@ impl Handler<Apply> for KvStoreActor {
         let mut answers = Vec::new();
         for op in ops {
             match op {
-                KvOp::Lease { sequence, model, prompt, capacity_tokens } => {
-                    answers.push((sequence, self.lease(&model, &prompt, capacity_tokens)));
+                KvOp::Lease { sequence, model, prompt, capacity_tokens, .. } => {
+                    let (answer, lease) = oneshot::channel();
+                    // The other end is at hand.
+                    let _ = answer.send(self.lease(&model, &prompt, capacity_tokens));
+                    answers.push((sequence, lease));
                 }
+                // Everything is in memory already.
+                KvOp::Prefetch { .. } | KvOp::Measured { .. } => {}
                 KvOp::Commit { model, lease, tokens } => {
                     self.model(&model).ledger.commit(lease, &tokens);
                 }
-                KvOp::Release { model, lease, session } => self.release(&model, lease, session),
+                KvOp::Release { model, lease, session, .. } => self.release(&model, lease, session),
             }
         }
         self.pulses.beat(Organ::KvStore);

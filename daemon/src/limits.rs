@@ -38,6 +38,12 @@ pub(crate) const MAX_ENDED_JOBS: usize = 1024;
 pub(crate) const MAX_ENDED_LOG_BYTES: usize = 64 << 20;
 /// Sessions that are remembered.
 pub(crate) const MAX_SESSIONS: usize = 4096;
+/// Waiting jobs whose KV is brought nearer before their turn: the next ones.
+pub(crate) const PREFETCHED_JOBS: usize = 4;
+/// Prompt tokens that a step must compute for its time to say how fast prompts are computed.
+pub(crate) const MEASURED_TOKENS: usize = 32;
+/// Tokens of each text round the place where a prompt and what is kept part, as they are remembered of a job.
+pub(crate) const STORY_TOKENS: usize = 32;
 /// Events a reader takes from a log at once.
 pub(crate) const READ_BATCH_EVENTS: usize = 64;
 /// Log probabilities that one job may report, alternatives included: about 32 MiB of its log.

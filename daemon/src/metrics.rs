@@ -176,7 +176,7 @@ impl Metrics {
             Measure::FirstToken(time) => self.first_token.observe(time.as_secs_f64()),
             Measure::InterToken(time) => self.inter_token.observe(time.as_secs_f64()),
             Measure::Prefilled(count) => tokens("computed", count),
-            Measure::FromCache(count) => tokens("cached", count),
+            Measure::FromCache(cached) => tokens("cached", cached.total() as usize),
             Measure::Generated => tokens("generated", 1),
         }
     }

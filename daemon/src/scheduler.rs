@@ -1,8 +1,8 @@
 //! The scheduler actor: carries messages to the pure core and carries the core's actions out. It is the only writer of
 //! jobs and their logs.
 //!
-//! Invariant: operations reach the KV store in the order the core gave them, one batch at a time. One step is on the
-//! device at a time. A fault of the device, or of a fellow actor, ends the process.
+//! Invariant: operations reach the KV store in the order the core gave them, one batch at a time. A lease may be answered
+//! after its batch, and nobody waits for it but its job and those behind. One step is on the device at a time. A fault of the device, or of a fellow actor, ends the process.
 
 pub(crate) mod core;
 pub(crate) mod jobs;
@@ -20,8 +20,8 @@ use crate::clock::Clock;
 use crate::config::ModelSettings;
 use crate::device::port::Generate;
 use crate::device::{DeviceActor, LoadModel, RunStep, UnloadModel};
-use crate::kv_store::{AddModel, Apply, KvOp, KvStoreActor, RemoveModel, SessionUse};
-use crate::limits::{MAILBOX_MESSAGES, TICK};
+use crate::kv_store::{AddModel, Apply, CloseModel, KvOp, KvStoreActor, RemoveModel, SessionUse};
+use crate::limits::{MAILBOX_MESSAGES, MEASURED_TOKENS, TICK};
 use crate::metrics::{Metrics, Outcome};
 use crate::pulse::{AliveGuard, Organ, Pulses};
 use actix::prelude::*;
@@ -32,6 +32,7 @@ use plan::{JobNumber, ModelName, SequenceId, StepPlan};
 use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::sync::{oneshot, watch};
+use zllm_state::BLOCK_TOKENS;
 use zllm_wire::Event;
 
 /// The actor.
@@ -107,23 +108,31 @@ impl SchedulerActor {
                 self.fellows.metrics.request(Outcome::Refused);
                 self.refusal = Some(refusal);
             }
-            Action::Lease { sequence, model, prompt, capacity_tokens } => {
-                self.kv_ops.push(KvOp::Lease { sequence, model, prompt, capacity_tokens });
+            Action::Lease { sequence, model, tenant, prompt, capacity_tokens } => {
+                self.kv_ops.push(KvOp::Lease { sequence, model, tenant, prompt, capacity_tokens });
             }
+            Action::Prefetch { model, tenant, prompt } => {
+                self.kv_ops.push(KvOp::Prefetch { model, tenant, prompt });
+            }
+            Action::Cached { job, report } => self.jobs.cached(job, report),
             Action::Commit { model, lease, tokens } => {
                 self.kv_ops.push(KvOp::Commit { model, lease, tokens })
             }
-            Action::Release { sequence, model, lease, tokens, cached_tokens } => {
+            Action::Release { sequence, model, lease, tokens, cached_tokens, sampled } => {
+                let tail = tokens[tokens.len() / BLOCK_TOKENS * BLOCK_TOKENS..].to_vec();
                 // A session is one timeline: with several answers it goes on with the first.
                 let record = self.jobs.get(sequence.job).filter(|_| sequence.choice == 0);
-                let session = record.and_then(|record| record.session.as_ref());
-                let session = session.map(|id| SessionUse {
+                let session =
+                    record.and_then(|record| Some((record.tenant.clone(), record.session.as_ref()?)));
+                let session = session.map(|(tenant, id)| SessionUse {
+                    tenant,
                     id: zllm_state::SessionId(id.to_string()),
                     tokens,
                     hit_tokens: cached_tokens as u64,
+                    sampled: sampled as u64,
                     now_ms: self.fellows.clock.unix_ms(),
                 });
-                self.kv_ops.push(KvOp::Release { model, lease, session });
+                self.kv_ops.push(KvOp::Release { model, lease, tail, session });
             }
             Action::Step(plan) => self.run_step(plan, ctx),
             Action::Forget { sequence, model } => self.forgets.entry(model).or_default().push(sequence),
@@ -156,6 +165,10 @@ impl SchedulerActor {
         ctx.spawn(answer.into_actor(self).map(move |answer, actor, ctx| match answer {
             Ok(Ok(done)) => {
                 actor.fellows.metrics.step(&plan, done.took);
+                let (tokens, took) = (plan.prefill_tokens(), done.took);
+                if tokens >= MEASURED_TOKENS {
+                    actor.kv_ops.push(KvOp::Measured { model: plan.model, tokens, took });
+                }
                 actor.input(Input::StepDone(done.outcome), ctx);
             }
             Ok(Err(message)) => panic!("the device failed: {message}"),
@@ -173,8 +186,12 @@ impl SchedulerActor {
         ctx.spawn(answer.into_actor(self).map(|answer, actor, ctx| {
             let leases = answer.unwrap_or_else(|error| panic!("the kv store actor is gone: {error}"));
             actor.kv_busy = false;
-            for (sequence, result) in leases {
-                actor.input(Input::Leased { sequence, result }, ctx);
+            for (sequence, lease) in leases {
+                let lease = lease.into_actor(actor).map(move |result, actor, ctx| {
+                    let result = result.expect("the kv store answers every lease that it is asked for");
+                    actor.input(Input::Leased { sequence, result }, ctx);
+                });
+                ctx.spawn(lease);
             }
             actor.flush_kv(ctx);
             actor.unload_closed(ctx);
@@ -228,6 +245,9 @@ impl SchedulerActor {
             self.core.step(Input::ModelDown { model: model.clone() }, self.fellows.clock.now());
             let (device, kv, name) = (self.fellows.device.clone(), self.fellows.kv.clone(), model.clone());
             let unloading = async move {
+                kv.send(CloseModel(name.clone()))
+                    .await
+                    .unwrap_or_else(|error| panic!("the kv store actor is gone: {error}"));
                 let gone = device.send(UnloadModel(name.clone())).await;
                 gone.unwrap_or_else(|error| panic!("the device actor is gone: {error}"))
                     .unwrap_or_else(|error| panic!("model {name} cannot be unloaded: {error}"));

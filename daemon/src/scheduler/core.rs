@@ -4,8 +4,8 @@
 //!
 //! * A job has one sequence for each of its answers. The first computes the prompt; the others start when it has, and find
 //!   the prompt's full blocks in the KV cache. The job is over when all of them are.
-//! * Jobs start in the order they came, for each model. A sequence that must wait for KV memory of its model holds back
-//!   later ones of that model, never those of another.
+//! * Jobs start in the order they came, for each model. A sequence that must wait for KV memory of its model, or for a
+//!   lease that is read from disk, holds back later ones of that model, never those of another.
 //! * Admission takes KV blocks for a sequence's whole length, so one that runs never waits for memory. The lease is given
 //!   back on every path.
 //! * A step has a decode row for every running sequence of its model that is past its prompt, and at most one prefill chunk.
@@ -20,11 +20,12 @@ mod simulation;
 mod tests;
 
 pub(crate) use interface::{
-    Action, ConnectionId, CoreLimits, Input, Lease, Load, Measure, NewJob, NoLease, Refusal, Uptime,
+    Action, CacheOutcome, CacheReport, ConnectionId, CoreLimits, Input, Lease, Load, Measure, NewJob,
+    NoLease, Refusal, Uptime,
 };
 
 use super::plan::{Accepted, JobNumber, ModelName, PlanRow, SequenceId, StepOutcome, StepPlan};
-use crate::limits::RETRY_AFTER;
+use crate::limits::{PREFETCHED_JOBS, RETRY_AFTER};
 use job::{CANCELLED, Choice, Job, Stop};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -34,10 +35,12 @@ use zllm_wire::{ChoiceEnd, Event, FinishReason};
 #[derive(Debug)]
 struct Model {
     total_blocks: u32,
-    /// Its first waiting job did not fit; nothing was released since.
+    /// Its first waiting job did not fit; nothing was released since, and no time has passed.
     starved: bool,
     /// Leases given back so far: tells a refusal that a release has overtaken from one that still holds.
     releases: u64,
+    /// The sequence whose lease was asked for and not answered, and the releases at that time.
+    asking: Option<(SequenceId, u64)>,
 }
 
 /// The scheduler's state.
@@ -46,14 +49,12 @@ pub(crate) struct Core {
     limits: CoreLimits,
     models: BTreeMap<ModelName, Model>,
     jobs: HashMap<JobNumber, Job>,
-    /// Jobs with an answer that waits, in order of arrival; the one that is asking for a lease is still among them.
+    /// Jobs with an answer that waits, in order of arrival; those that are asking for a lease are still among them.
     queue: VecDeque<JobNumber>,
     queued_tokens: usize,
     queued_bytes: usize,
     /// Admitted sequences in order of admission.
     running: Vec<SequenceId>,
-    /// The sequence whose lease was asked for and not answered, and its model's releases at that time.
-    leasing: Option<(SequenceId, u64)>,
     /// The step that the device computes now.
     in_flight: Option<StepPlan>,
     /// The model of the last step; the next step goes to the next model that has work.
@@ -75,7 +76,6 @@ impl Core {
             queued_tokens: 0,
             queued_bytes: 0,
             running: Vec::new(),
-            leasing: None,
             in_flight: None,
             last_model: None,
             drain_deadline: None,
@@ -88,7 +88,8 @@ impl Core {
     pub(crate) fn step(&mut self, input: Input, now: Uptime) -> Vec<Action> {
         match input {
             Input::ModelUp { model, total_blocks } => {
-                self.models.insert(model, Model { total_blocks, starved: false, releases: 0 });
+                let state = Model { total_blocks, starved: false, releases: 0, asking: None };
+                self.models.insert(model, state);
             }
             Input::ModelDown { model } => {
                 assert!(!self.has_jobs(&model), "a model is unloaded when its jobs have ended");
@@ -100,12 +101,14 @@ impl Core {
             Input::Leased { sequence, result } => self.leased(sequence, result, now),
             Input::StepDone(outcome) => self.step_done(outcome, now),
             Input::Drain { deadline } => self.drain_deadline = Some(deadline),
-            Input::Tick => {}
+            // The KV store may have needed memory for a while for reads and writes of its own.
+            Input::Tick => self.models.values_mut().for_each(|model| model.starved = false),
         }
         if self.drain_deadline.is_some_and(|deadline| now >= deadline) {
             self.cancel_where(now, |_| true);
         }
         self.admit();
+        self.prefetch();
         self.plan();
         std::mem::take(&mut self.actions)
     }
@@ -202,37 +205,64 @@ impl Core {
 
     // ---- admission ----
 
-    /// Asks for the lease of the next sequence that may start. One question at a time keeps the order.
+    /// Asks for the leases of the next sequences that may start. One question of a model at a time keeps the order.
     fn admit(&mut self) {
-        if self.leasing.is_some() || self.running.len() >= self.limits.running_jobs {
-            return;
+        while self.running.len() + self.asking().count() < self.limits.running_jobs {
+            let may_start = |job: &Job| {
+                let model = &self.models[&job.model];
+                job.may_start_next() && !model.starved && model.asking.is_none()
+            };
+            let Some(id) = self.queue.iter().copied().find(|id| may_start(&self.jobs[id])) else { return };
+            let job = &self.jobs[&id];
+            let choice = job.next_waiting().expect("a job in the queue has an answer that waits");
+            let sequence = SequenceId { job: id, choice };
+            let model = self.models.get_mut(&job.model).expect("models outlive their jobs");
+            model.asking = Some((sequence, model.releases));
+            self.actions.push(Action::Lease {
+                sequence,
+                model: job.model.clone(),
+                tenant: job.tenant.clone(),
+                prompt: job.prompt.clone(),
+                capacity_tokens: job::capacity_tokens(job.prompt.len(), job.max_tokens),
+            });
         }
-        let may_start = |job: &Job| job.may_start_next() && !self.models[&job.model].starved;
-        let Some(id) = self.queue.iter().copied().find(|id| may_start(&self.jobs[id])) else { return };
-        let job = &self.jobs[&id];
-        let choice = job.next_waiting().expect("a job in the queue has an answer that waits");
-        let sequence = SequenceId { job: id, choice };
-        self.leasing = Some((sequence, self.models[&job.model].releases));
-        self.actions.push(Action::Lease {
-            sequence,
-            model: job.model.clone(),
-            prompt: job.prompt.clone(),
-            capacity_tokens: job::capacity_tokens(job.prompt.len(), job.max_tokens),
-        });
+    }
+
+    /// The sequences whose leases were asked for and not answered, one of a model at most.
+    fn asking(&self) -> impl Iterator<Item = SequenceId> {
+        self.models.values().filter_map(|model| model.asking.map(|(sequence, _)| sequence))
+    }
+
+    fn is_asking(&self, id: JobNumber) -> bool {
+        self.asking().any(|sequence| sequence.job == id)
+    }
+
+    /// Has the KV of the next jobs brought nearer while they wait.
+    fn prefetch(&mut self) {
+        let waits = |id: &JobNumber| !self.jobs[id].has_started() && !self.is_asking(*id);
+        let next = self.queue.iter().copied().filter(waits).take(PREFETCHED_JOBS);
+        let next: Vec<JobNumber> = next.filter(|id| !self.jobs[id].prefetched).collect();
+        for id in next {
+            let job = self.jobs.get_mut(&id).expect("what is in the queue is kept");
+            job.prefetched = true;
+            let (model, tenant, prompt) = (job.model.clone(), job.tenant.clone(), job.prompt.clone());
+            self.actions.push(Action::Prefetch { model, tenant, prompt });
+        }
     }
 
     fn leased(&mut self, sequence: SequenceId, result: Result<Lease, NoLease>, now: Uptime) {
-        let (asked, releases) = self.leasing.take().expect("a lease answers a question");
-        assert_eq!(asked, sequence, "a lease answers the question that was asked");
         let id = sequence.job;
         let job = self.jobs.get_mut(&id).expect("a job that asks for a lease is kept");
+        let model = self.models.get_mut(&job.model).expect("models outlive their jobs");
+        let (asked, releases) = model.asking.take().expect("a lease answers a question");
+        assert_eq!(asked, sequence, "a lease answers the question that was asked");
         let is_stopping = job.stopping.is_some();
         match result {
             Ok(lease) => {
-                let cached = lease.cached_tokens;
+                let report = lease.cache.clone();
+                let cached = report.cached;
                 let waited = now.saturating_sub(job.arrived_at);
-                let event =
-                    Event::Started { cached_tokens: cached as u64, prompt_tokens: job.prompt.len() as u64 };
+                let prompt_tokens = job.prompt.len() as u64;
                 job.start(sequence.choice, lease, now);
                 if job.next_waiting().is_none() {
                     self.unqueue(id);
@@ -244,23 +274,15 @@ impl Core {
                     return;
                 }
                 if sequence.choice == 0 {
+                    let event = Event::Started { cached_tokens: cached.total(), prompt_tokens };
+                    self.actions.push(Action::Cached { job: id, report });
                     self.actions.push(Action::Event { job: id, event });
                     self.actions.push(Action::Measure(Measure::QueueWait(waited)));
                 }
                 self.actions.push(Action::Measure(Measure::FromCache(cached)));
             }
             Err(_) if is_stopping => self.end_if_over(id, now),
-            Err(NoLease::NotNow) => {
-                let name = job.model.clone();
-                let model = self.models.get_mut(&name).expect("models outlive their jobs");
-                model.starved = model.releases == releases;
-                // With nothing of the model running no release will come: the ledger and the core then disagree.
-                let holds = self.running.iter().any(|other| self.jobs[&other.job].model == name);
-                assert!(
-                    holds || !model.starved,
-                    "model {name} runs nothing and has no KV memory for {sequence:?}"
-                );
-            }
+            Err(NoLease::NotNow) => model.starved = model.releases == releases,
             Err(NoLease::Never(message)) => self.stop(id, Stop::Failed(message), now),
         }
     }
@@ -435,18 +457,19 @@ impl Core {
         self.mean_run = (self.mean_run * 7 + now.saturating_sub(running.started_at)) / 8;
         let mut tokens = running.tokens;
         tokens.truncate(running.computed);
-        let cached_tokens = running.lease.cached_tokens;
-        let lease = running.lease.id;
+        let (lease, cached_tokens, sampled) =
+            (running.lease.id, running.lease.cached_tokens(), running.generated);
         let model = self.models.get_mut(&name).expect("models outlive their jobs");
         model.starved = false;
         model.releases += 1;
-        self.actions.push(Action::Release { sequence, model: name, lease, tokens, cached_tokens });
+        let release = Action::Release { sequence, model: name, lease, tokens, cached_tokens, sampled };
+        self.actions.push(release);
     }
 
     /// Ends a job of which nothing runs, and nothing waits that is to start.
     fn end_if_over(&mut self, id: JobNumber, now: Uptime) {
         let job = &self.jobs[&id];
-        let is_asking = self.leasing.is_some_and(|(asking, _)| asking.job == id);
+        let is_asking = self.is_asking(id);
         let waits = job.next_waiting().is_some();
         if job.is_running() || is_asking || (waits && job.stopping.is_none()) {
             return;
@@ -469,9 +492,18 @@ impl Core {
         let sum = |of: fn(&Job) -> usize| self.queue.iter().map(|id| of(&self.jobs[id])).sum::<usize>();
         assert_eq!(self.queued_tokens, sum(|job| job.prompt.len()));
         assert_eq!(self.queued_bytes, sum(|job| job.bytes));
-        assert!(
-            self.queue.len() <= self.limits.queued_jobs && self.running.len() <= self.limits.running_jobs
-        );
+        let started = self.running.len() + self.asking().count();
+        assert!(self.queue.len() <= self.limits.queued_jobs && started <= self.limits.running_jobs);
+        for (name, model) in &self.models {
+            let asks = |(sequence, _): &(SequenceId, u64)| {
+                let job = &self.jobs[&sequence.job];
+                job.model == *name && job.next_waiting() == Some(sequence.choice)
+            };
+            assert!(
+                model.asking.as_ref().is_none_or(asks),
+                "a model's question is about a waiting answer of its own"
+            );
+        }
         let mut running = 0;
         for (id, job) in &self.jobs {
             let waits = job.next_waiting().is_some();

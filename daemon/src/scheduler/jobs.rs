@@ -1,10 +1,11 @@
 //! What is known of each job for `list`, `show` and `attach`: who asked, where it is, its log. Kept for a while after
 //! it has ended.
 
-use super::core::Uptime;
+use super::core::{CacheOutcome, CacheReport, Uptime};
 use super::log::{JobLog, is_terminal};
+use super::messages::Story;
 use super::plan::JobNumber;
-use crate::limits::{MAX_ENDED_JOBS, MAX_ENDED_LOG_BYTES};
+use crate::limits::{MAX_ENDED_JOBS, MAX_ENDED_LOG_BYTES, STORY_TOKENS};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use zllm_wire::{
@@ -18,6 +19,7 @@ pub(crate) struct JobRecord {
     pub(crate) id: JobId,
     pub(crate) label: Option<String>,
     pub(crate) model: String,
+    pub(crate) tenant: String,
     pub(crate) session: Option<SessionId>,
     pub(crate) detached: bool,
     pub(crate) params: GenerationParams,
@@ -32,7 +34,7 @@ pub(crate) struct JobRecord {
 #[derive(Debug)]
 struct Progress {
     state: JobState,
-    cached_tokens: u64,
+    cache: Option<CacheReport>,
     generated_tokens: u64,
     changed_at: Uptime,
     ending: Option<Ending>,
@@ -50,6 +52,7 @@ pub(crate) struct NewRecord {
     pub(crate) id: JobId,
     pub(crate) label: Option<String>,
     pub(crate) model: String,
+    pub(crate) tenant: String,
     pub(crate) session: Option<SessionId>,
     pub(crate) detached: bool,
     pub(crate) params: GenerationParams,
@@ -67,11 +70,11 @@ pub(crate) struct JobTable {
 
 impl JobTable {
     pub(crate) fn insert(&mut self, number: JobNumber, new: NewRecord, now: Uptime) {
-        let NewRecord { id, label, model, session, detached, params, prompt_tokens } = new;
+        let NewRecord { id, label, model, tenant, session, detached, params, prompt_tokens } = new;
         let span = tracing::info_span!("job", job = %id, model = %model, prompt_tokens);
         let progress = Progress {
             state: JobState::Queued,
-            cached_tokens: 0,
+            cache: None,
             generated_tokens: 0,
             changed_at: now,
             ending: None,
@@ -81,6 +84,7 @@ impl JobTable {
             id,
             label,
             model,
+            tenant,
             session,
             detached,
             params,
@@ -102,6 +106,19 @@ impl JobTable {
         self.records.get(&number)
     }
 
+    /// Notes what was found of a job's prompt.
+    pub(crate) fn cached(&mut self, number: JobNumber, report: CacheReport) {
+        let record = self.records.get_mut(&number).expect("a lease belongs to a known job");
+        if let CacheOutcome::Diverged { before, kept, asked, .. } = &report.outcome {
+            let longest = before.len().max(kept.len()).max(asked.len());
+            assert!(
+                longest <= STORY_TOKENS,
+                "a report has at most {STORY_TOKENS} tokens of a text, not {longest}"
+            );
+        }
+        record.progress.cache = Some(report);
+    }
+
     /// Notes a sampled token.
     pub(crate) fn token(&mut self, number: JobNumber, now: Uptime) {
         if let Some(record) = self.records.get_mut(&number) {
@@ -117,10 +134,7 @@ impl JobTable {
         progress.changed_at = now;
         match &event {
             Event::Queued { .. } | Event::Text { .. } => {}
-            Event::Started { cached_tokens, .. } => {
-                progress.state = JobState::Running;
-                progress.cached_tokens = *cached_tokens;
-            }
+            Event::Started { .. } => progress.state = JobState::Running,
             Event::Finished { reason, choices, usage } => {
                 progress.state =
                     if *reason == FinishReason::Cancelled { JobState::Cancelled } else { JobState::Done };
@@ -168,12 +182,17 @@ impl JobRecord {
             detached: self.detached,
             queue_position: queue_position as u32,
             prompt_tokens: self.prompt_tokens,
-            cached_tokens: self.progress.cached_tokens,
+            cached_tokens: self.progress.cache.as_ref().map_or(0, |report| report.cached.total()),
             generated_tokens: self.progress.generated_tokens,
             bytes: TierBytes { device: held_bytes, ram: 0, ssd: 0 },
             age_ms: now.saturating_sub(self.submitted_at).as_millis() as u64,
             idle_ms: now.saturating_sub(self.progress.changed_at).as_millis() as u64,
         }
+    }
+
+    pub(crate) fn story(&self) -> Story {
+        let cache = self.progress.cache.clone();
+        Story { model: self.model.clone(), prompt_tokens: self.prompt_tokens, cache }
     }
 
     pub(crate) fn detail(&self, info: JobInfo) -> JobDetail {
@@ -230,6 +249,7 @@ mod tests {
                 id: JobId::new(format!("j-{number}")).expect("an id"),
                 label: None,
                 model: "m".into(),
+                tenant: String::new(),
                 session: None,
                 detached: false,
                 params: GenerationParams::default(),

@@ -1,6 +1,6 @@
 //! What the scheduler actor is asked, and its answers. Every handler answers at once from memory.
 
-use super::core::{ConnectionId, Input, Load, NewJob, Refusal};
+use super::core::{CacheReport, ConnectionId, Input, Load, NewJob, Refusal};
 use super::jobs::NewRecord;
 use super::log::JobLog;
 use super::models::{LoadWatch, Wish};
@@ -32,6 +32,8 @@ pub(crate) struct Unload(pub(crate) ModelName);
 #[rtype(result = "Result<(JobId, Arc<JobLog>), Fault>")]
 pub(crate) struct SubmitJob {
     pub(crate) model: ModelName,
+    /// Whose KV it may share; empty for the common one.
+    pub(crate) tenant: String,
     pub(crate) prompt: Vec<u32>,
     pub(crate) max_tokens: usize,
     /// One for each answer, in order.
@@ -64,6 +66,21 @@ pub(crate) struct ReadLog(pub(crate) JobId);
 #[derive(Message)]
 #[rtype(result = "Option<JobDetail>")]
 pub(crate) struct DetailOf(pub(crate) JobId);
+
+/// Why a job's prompt was found in the KV store, or was not. `None` when there is no such job.
+#[derive(Message)]
+#[rtype(result = "Option<Story>")]
+pub(crate) struct StoryOf(pub(crate) JobId);
+
+/// The answer to [`StoryOf`].
+#[derive(Debug, Clone)]
+#[allow(dead_code, reason = "read by the operation that explains a job, which the protocol is about to get")]
+pub(crate) struct Story {
+    pub(crate) model: String,
+    pub(crate) prompt_tokens: u64,
+    /// `None` for a job that has not started.
+    pub(crate) cache: Option<CacheReport>,
+}
 
 /// The latest jobs: of one session, or all.
 #[derive(Message)]
@@ -169,6 +186,7 @@ impl Handler<SubmitJob> for SchedulerActor {
             id: id.clone(),
             label: job.label,
             model: job.model.to_string(),
+            tenant: job.tenant.clone(),
             session: job.session,
             detached: job.owner.is_none(),
             params: job.params,
@@ -182,6 +200,7 @@ impl Handler<SubmitJob> for SchedulerActor {
         let new = NewJob {
             id: number,
             model: job.model,
+            tenant: job.tenant,
             prompt: job.prompt,
             max_tokens: job.max_tokens,
             choices,
@@ -231,6 +250,14 @@ impl Handler<DetailOf> for SchedulerActor {
     fn handle(&mut self, DetailOf(id): DetailOf, _: &mut Self::Context) -> Self::Result {
         let number = self.job_number(&id)?;
         Some(self.jobs.get(number)?.detail(self.job_info(number)?))
+    }
+}
+
+impl Handler<StoryOf> for SchedulerActor {
+    type Result = Option<Story>;
+
+    fn handle(&mut self, StoryOf(id): StoryOf, _: &mut Self::Context) -> Self::Result {
+        Some(self.jobs.get(self.job_number(&id)?)?.story())
     }
 }
 

@@ -33,6 +33,7 @@ pub(super) async fn submit(
     let Ready { prompt, params, max_tokens, samplers } = ready;
     let job = SubmitJob {
         model: model.as_str().into(),
+        tenant: String::new(),
         prompt,
         max_tokens,
         samplers,

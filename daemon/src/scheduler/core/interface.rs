@@ -3,7 +3,7 @@
 use crate::scheduler::plan::{JobNumber, ModelName, SequenceId, StepOutcome, StepPlan};
 use std::sync::Arc;
 use std::time::Duration;
-use zllm_state::LeaseId;
+use zllm_state::{ByTier, LeaseId};
 use zllm_wire::Event;
 
 /// Time since the daemon's start.
@@ -28,6 +28,8 @@ pub(crate) struct CoreLimits {
 pub(crate) struct NewJob {
     pub(crate) id: JobNumber,
     pub(crate) model: ModelName,
+    /// Whose KV it may share; empty for the common one.
+    pub(crate) tenant: String,
     pub(crate) prompt: Vec<u32>,
     /// Tokens to generate at most, in each answer; the context's end included.
     pub(crate) max_tokens: usize,
@@ -58,7 +60,7 @@ pub(crate) enum Input {
     Cancel(JobNumber),
     /// A connection has ended.
     OwnerGone(ConnectionId),
-    /// The KV store's answer to [`Action::Lease`].
+    /// The KV store's answer to [`Action::Lease`]; it may come late, after a read from disk.
     Leased {
         sequence: SequenceId,
         result: Result<Lease, NoLease>,
@@ -68,7 +70,7 @@ pub(crate) enum Input {
     Drain {
         deadline: Uptime,
     },
-    /// Time has passed.
+    /// Time has passed; comes now and then.
     Tick,
 }
 
@@ -77,13 +79,53 @@ pub(crate) enum Input {
 pub(crate) struct Lease {
     pub(crate) id: LeaseId,
     pub(crate) blocks: Arc<[u32]>,
-    pub(crate) cached_tokens: usize,
+    pub(crate) cache: CacheReport,
+}
+
+impl Lease {
+    /// Leading tokens of the prompt whose KV is in the blocks already; they may end within a block.
+    pub(crate) fn cached_tokens(&self) -> usize {
+        self.cache.cached.total() as usize
+    }
+}
+
+/// What the KV store had of a prompt, and why not more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CacheReport {
+    /// Tokens by the tier that they came from.
+    pub(crate) cached: ByTier,
+    pub(crate) outcome: CacheOutcome,
+}
+
+/// Why no more of a prompt was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(dead_code, reason = "a store in memory alone has no reason to give the last three")]
+pub(crate) enum CacheOutcome {
+    /// All of it was found, but for what must be computed for its logits.
+    Whole,
+    /// What is kept goes on otherwise after `shared` tokens.
+    Diverged {
+        shared: u64,
+        /// The last tokens that both have, and what follows in each: at most
+        /// [`STORY_TOKENS`](crate::limits::STORY_TOKENS) of each.
+        before: Vec<u32>,
+        kept: Vec<u32>,
+        asked: Vec<u32>,
+    },
+    /// What is kept ends after `kept_tokens`, all of which the prompt has.
+    Ended { kept_tokens: u64 },
+    /// Nothing is kept that begins like it.
+    Nothing,
+    /// The rest lay on SSD, and computing it again was the faster way.
+    Computed { ssd_tokens: u64, read_ms: u64, compute_ms: u64 },
+    /// The rest lay on SSD and could not be read.
+    Unreadable { reason: String },
 }
 
 /// Why the KV store gave no lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NoLease {
-    /// Wait for a release.
+    /// Wait for a release, or for a tick.
     NotNow,
     /// Never, with the reason.
     Never(String),
@@ -95,11 +137,29 @@ pub(crate) enum Action {
     /// The job is not taken; it never existed.
     Refused { job: JobNumber, refusal: Refusal },
     /// Ask the KV store; answered by [`Input::Leased`].
-    Lease { sequence: SequenceId, model: ModelName, prompt: Arc<[u32]>, capacity_tokens: usize },
+    Lease {
+        sequence: SequenceId,
+        model: ModelName,
+        tenant: String,
+        prompt: Arc<[u32]>,
+        capacity_tokens: usize,
+    },
+    /// A job waits: what is kept of its prompt may come nearer meanwhile. Given once a job; nothing answers it.
+    Prefetch { model: ModelName, tenant: String, prompt: Arc<[u32]> },
+    /// What the KV store had of a job's prompt.
+    Cached { job: JobNumber, report: CacheReport },
     /// The next block of a lease is full, with these tokens.
     Commit { model: ModelName, lease: LeaseId, tokens: Vec<u32> },
-    /// Give a lease back; `tokens` are those whose KV was computed.
-    Release { sequence: SequenceId, model: ModelName, lease: LeaseId, tokens: Vec<u32>, cached_tokens: usize },
+    /// Give a lease back. `tokens` are those whose KV is in its blocks: the full blocks are committed, the rest is a tail.
+    Release {
+        sequence: SequenceId,
+        model: ModelName,
+        lease: LeaseId,
+        tokens: Vec<u32>,
+        cached_tokens: usize,
+        /// Tokens generated in this answer; the last one may not be among `tokens`.
+        sampled: usize,
+    },
     /// Compute; answered by [`Input::StepDone`].
     Step(StepPlan),
     /// The device may drop what it keeps for a sequence.
@@ -121,7 +181,7 @@ pub(crate) enum Measure {
     /// Prompt tokens whose KV was computed, of one chunk.
     Prefilled(usize),
     /// Prompt tokens found in the KV cache, of one sequence.
-    FromCache(usize),
+    FromCache(ByTier),
     /// One token.
     Generated,
 }

@@ -4,12 +4,13 @@ use super::{ConnectionId, Lease, Measure, NewJob, Uptime};
 use crate::scheduler::plan::ModelName;
 use std::sync::Arc;
 use std::time::Duration;
-use zllm_state::BLOCK_TOKENS;
+use zllm_state::{BLOCK_TOKENS, ByTier};
 use zllm_wire::{ChoiceEnd, Event, FinishReason, TokenLogprob, Usage};
 
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) model: ModelName,
+    pub(super) tenant: String,
     pub(super) prompt: Arc<[u32]>,
     pub(super) max_tokens: usize,
     pub(super) bytes: usize,
@@ -17,6 +18,8 @@ pub(super) struct Job {
     pub(super) arrived_at: Uptime,
     /// To be ended as soon as whoever works on it has answered.
     pub(super) stopping: Option<Stop>,
+    /// The KV store was told to bring its KV nearer.
+    pub(super) prefetched: bool,
     /// Its answers, in order. They start in order, so those that wait are the last ones.
     pub(super) choices: Vec<Choice>,
     tally: Tally,
@@ -33,7 +36,7 @@ pub(super) enum Stop {
 #[derive(Debug)]
 pub(super) enum Choice {
     Waiting,
-    Running(Running),
+    Running(Box<Running>),
     Ended(ChoiceEnd),
 }
 
@@ -41,7 +44,7 @@ pub(super) enum Choice {
 #[derive(Debug, Default)]
 struct Tally {
     started_at: Option<Uptime>,
-    cached_tokens: usize,
+    cached: ByTier,
     generated: usize,
     first_token_at: Option<Uptime>,
     last_token_at: Option<Uptime>,
@@ -83,12 +86,14 @@ impl Job {
     pub(super) fn new(new: NewJob) -> Self {
         Self {
             model: new.model,
+            tenant: new.tenant,
             prompt: new.prompt.into(),
             max_tokens: new.max_tokens,
             bytes: new.bytes,
             owner: new.owner,
             arrived_at: new.arrived_at,
             stopping: None,
+            prefetched: false,
             choices: (0..new.choices).map(|_| Choice::Waiting).collect(),
             tally: Tally::default(),
         }
@@ -97,6 +102,11 @@ impl Job {
     /// The answer that starts next.
     pub(super) fn next_waiting(&self) -> Option<u32> {
         self.choices.iter().position(|choice| matches!(choice, Choice::Waiting)).map(|choice| choice as u32)
+    }
+
+    /// Whether its first answer has begun.
+    pub(super) fn has_started(&self) -> bool {
+        !matches!(self.choices[0], Choice::Waiting)
     }
 
     pub(super) fn is_running(&self) -> bool {
@@ -114,14 +124,15 @@ impl Job {
         prompt_is_computed && self.stopping.is_none() && self.next_waiting().is_some()
     }
 
-    /// Starts an answer.
+    /// Starts an answer. One whose job is stopping takes its lease to give it back, and leaves no trace.
     pub(super) fn start(&mut self, choice: u32, lease: Lease, now: Uptime) {
         assert!(matches!(self.choices[choice as usize], Choice::Waiting), "an answer starts once");
-        if choice == 0 {
+        if choice == 0 && self.stopping.is_none() {
             self.tally.started_at = Some(now);
-            self.tally.cached_tokens = lease.cached_tokens;
+            self.tally.cached = lease.cache.cached;
         }
-        self.choices[choice as usize] = Choice::Running(Running::new(choice, &self.prompt, lease, now));
+        self.choices[choice as usize] =
+            Choice::Running(Box::new(Running::new(choice, &self.prompt, lease, now)));
     }
 
     /// An answer that is on the device.
@@ -144,7 +155,7 @@ impl Job {
     }
 
     /// Ends an answer that runs; what it held.
-    pub(super) fn end_choice(&mut self, choice: u32, end: ChoiceEnd) -> Running {
+    pub(super) fn end_choice(&mut self, choice: u32, end: ChoiceEnd) -> Box<Running> {
         match std::mem::replace(&mut self.choices[choice as usize], Choice::Ended(end)) {
             Choice::Running(running) => running,
             other => unreachable!("answer {choice} does not run: {other:?}"),
@@ -176,13 +187,13 @@ impl Job {
     }
 
     fn usage(&self, now: Uptime) -> Usage {
-        let Tally { started_at, cached_tokens, generated, first_token_at, last_token_at } = self.tally;
+        let Tally { started_at, cached, generated, first_token_at, last_token_at } = self.tally;
         let mut usage = Usage { prompt_tokens: self.prompt.len() as u64, ..Usage::default() };
         let Some(started_at) = started_at else {
             usage.queue_ms = milliseconds(now.saturating_sub(self.arrived_at));
             return usage;
         };
-        usage.cached_tokens = cached_tokens as u64;
+        usage.cached_tokens = cached.total();
         usage.generated_tokens = generated as u64;
         usage.queue_ms = milliseconds(started_at.saturating_sub(self.arrived_at));
         let first = first_token_at.unwrap_or(now);
@@ -196,12 +207,13 @@ impl Job {
 
 impl Running {
     fn new(choice: u32, prompt: &[u32], lease: Lease, now: Uptime) -> Self {
-        assert!(lease.cached_tokens < prompt.len(), "one prompt token at least is computed, for its logits");
+        let cached_tokens = lease.cached_tokens();
+        assert!(cached_tokens < prompt.len(), "one prompt token at least is computed, for its logits");
         Self {
             choice,
             tokens: prompt.to_vec(),
-            computed: lease.cached_tokens,
-            committed: lease.cached_tokens / BLOCK_TOKENS,
+            computed: cached_tokens,
+            committed: cached_tokens / BLOCK_TOKENS,
             lease,
             generated: 0,
             device_knows: false,
@@ -213,7 +225,8 @@ impl Running {
         }
     }
 
-    /// Tokens of the blocks that have become full, in order; each is given once.
+    /// Tokens of the blocks that have become full, in order; each is given once. The first may have begun with cached
+    /// tokens.
     pub(super) fn newly_full_blocks(&mut self) -> Vec<Vec<u32>> {
         let full = self.computed / BLOCK_TOKENS;
         let blocks = self.committed..full;

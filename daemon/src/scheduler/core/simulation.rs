@@ -1,14 +1,16 @@
 //! A whole day of the scheduler in a few seconds: random arrivals, cancels and lost clients on a simulated device, with
 //! the real block ledger. Each run prints its seed when it fails.
 //!
-//! What must hold: exactly one terminal event a job and nothing after it, its answers side by side or one after another, every lease given back, no starvation, a decode row for
-//! every sequence past its prompt in every step, and the tokens of a job as if it had run alone.
+//! What must hold: exactly one terminal event a job and nothing after it, its answers side by side or one after another,
+//! every lease given back, no starvation, a decode row for every sequence past its prompt in every step, and the tokens of
+//! a job as if it had run alone. Leases begin inside of blocks, are granted long before they are answered, and are
+//! refused without a reason now and then, as a store that reads from disk does.
 
 use super::*;
 use crate::scheduler::plan::RowOutcome;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-use zllm_state::{BlockLedger, Fingerprint, LeaseError};
+use zllm_state::{BlockLedger, ByTier, Fingerprint, LeaseError};
 use zllm_wire::StopCause;
 
 const MODELS: [(&str, u32); 2] = [("a", 12), ("b", 6)];
@@ -45,7 +47,19 @@ struct Record {
     terminal: bool,
     arrival: u64,
     steps_waited: u64,
+    cached: Option<ByTier>,
 }
+
+/// A question for a lease and, once the store has decided, the answer on its way.
+struct Question {
+    sequence: SequenceId,
+    prompt: Arc<[u32]>,
+    capacity: usize,
+    answer: Option<Result<Lease, NoLease>>,
+}
+
+/// Timelines whose ends the simulated store keeps.
+const KEPT: usize = 16;
 
 struct Simulation {
     seed: u64,
@@ -55,7 +69,14 @@ struct Simulation {
     ledgers: BTreeMap<ModelName, BlockLedger>,
     /// What the device's blocks hold: a wrong block table shows up as wrong tokens.
     kv: HashMap<(ModelName, u32), [u32; BLOCK_TOKENS]>,
-    lease_question: Option<(SequenceId, ModelName, Arc<[u32]>, usize)>,
+    /// What was asked and not answered, of each model.
+    questions: BTreeMap<ModelName, Question>,
+    /// Timelines that were released: a lease may begin with a copy of the end of one.
+    kept: VecDeque<(ModelName, Vec<u32>)>,
+    /// Prompts that were to be brought nearer.
+    prefetches: usize,
+    /// Leases that began inside of a block.
+    partial: usize,
     device: Option<StepPlan>,
     /// Sequences of which the device keeps something.
     known: HashSet<SequenceId>,
@@ -84,7 +105,10 @@ impl Simulation {
             now: Duration::ZERO,
             ledgers: BTreeMap::new(),
             kv: HashMap::new(),
-            lease_question: None,
+            questions: BTreeMap::new(),
+            kept: VecDeque::new(),
+            prefetches: 0,
+            partial: 0,
             device: None,
             known: HashSet::new(),
             records: BTreeMap::new(),
@@ -116,16 +140,25 @@ impl Simulation {
                 assert!(record.events.is_empty(), "a refused job never existed");
                 self.records.remove(&job);
             }
-            Action::Lease { sequence, model, prompt, capacity_tokens } => {
-                assert!(self.lease_question.is_none(), "one question at a time");
+            Action::Lease { sequence, model, prompt, capacity_tokens: capacity, .. } => {
                 self.judge_turn(sequence);
-                self.lease_question = Some((sequence, model, prompt, capacity_tokens));
+                let question = Question { sequence, prompt, capacity, answer: None };
+                let before = self.questions.insert(model, question);
+                assert!(before.is_none(), "one question of a model at a time");
+            }
+            Action::Prefetch { .. } => self.prefetches += 1,
+            Action::Cached { job, report } => {
+                let record = self.records.get_mut(&job).expect("submitted");
+                assert!(record.cached.is_none(), "told once, for the first answer");
+                record.cached = Some(report.cached);
             }
             Action::Commit { model, lease, tokens } => {
                 self.ledgers.get_mut(&model).expect("model").commit(lease, &tokens);
             }
-            Action::Release { model, lease, .. } => {
+            Action::Release { model, lease, tokens, .. } => {
                 self.leases -= 1;
+                self.kept.truncate(KEPT - 1);
+                self.kept.push_front((model.clone(), tokens));
                 let ledger = self.ledgers.get_mut(&model).expect("model");
                 ledger.release(lease);
                 ledger.check().expect("ledger invariants");
@@ -192,23 +225,68 @@ impl Simulation {
         let record = Record { prompt: prompt.clone(), max_tokens, choices, arrival, ..Record::default() };
         self.records.insert(id, record);
         let model = name.into();
-        let new =
-            NewJob { id, model, prompt, max_tokens, choices, bytes: length, arrived_at: self.now, owner };
-        self.input(Input::Submit(new));
+        self.input(Input::Submit(NewJob {
+            id,
+            model,
+            tenant: String::new(),
+            prompt,
+            max_tokens,
+            choices,
+            bytes: length,
+            arrived_at: self.now,
+            owner,
+        }));
     }
 
-    fn answer_lease(&mut self) {
-        let Some((sequence, model, prompt, capacity)) = self.lease_question.take() else { return };
-        let result = match self.ledgers.get_mut(&model).expect("model").lease(&prompt, capacity) {
-            Ok(grant) => {
-                self.leases += 1;
-                let blocks = grant.blocks.iter().map(|id| id.0).collect();
-                Ok(Lease { id: grant.lease, blocks, cached_tokens: grant.cached_tokens })
+    /// The store decides some of the questions; the answers stay on their way.
+    fn decide_leases(&mut self) {
+        let mut questions = std::mem::take(&mut self.questions);
+        for (model, question) in &mut questions {
+            if question.answer.is_none() && self.rng.below(2) == 0 {
+                question.answer = Some(self.decide(model, &question.prompt, question.capacity));
             }
-            Err(LeaseError::NotNow { .. }) => Err(NoLease::NotNow),
+        }
+        self.questions = questions;
+    }
+
+    fn decide(&mut self, model: &ModelName, prompt: &[u32], capacity: usize) -> Result<Lease, NoLease> {
+        if self.rng.below(8) == 0 {
+            return Err(NoLease::NotNow);
+        }
+        let grant = match self.ledgers.get_mut(model).expect("model").lease(prompt, capacity) {
+            Ok(grant) => grant,
+            Err(LeaseError::NotNow { .. }) => return Err(NoLease::NotNow),
             Err(never) => panic!("the core let an impossible job in: {never}"),
         };
-        self.input(Input::Leased { sequence, result });
+        self.leases += 1;
+        let blocks: Arc<[u32]> = grant.blocks.iter().map(|id| id.0).collect();
+        let whole = grant.cached_tokens;
+        let common = |(of, tokens): &(ModelName, Vec<u32>)| {
+            if of == model { prompt.iter().zip(tokens).take_while(|(a, b)| a == b).count() } else { 0 }
+        };
+        let longest = self.kept.iter().map(common).max().unwrap_or(0).min(prompt.len() - 1);
+        let cached = longest.clamp(whole, whole + BLOCK_TOKENS - 1);
+        if cached > whole {
+            self.partial += 1;
+            let copy =
+                self.kv.entry((model.clone(), blocks[whole / BLOCK_TOKENS])).or_insert([0; BLOCK_TOKENS]);
+            copy[..cached - whole].copy_from_slice(&prompt[whole..cached]);
+        }
+        let cached = ByTier { device: whole as u64, ram: 0, ssd: (cached - whole) as u64 };
+        let cache = CacheReport { cached, outcome: CacheOutcome::Nothing };
+        Ok(Lease { id: grant.lease, blocks, cache })
+    }
+
+    /// The answers that are on their way arrive.
+    fn answer_leases(&mut self) {
+        let (decided, open) = std::mem::take(&mut self.questions)
+            .into_iter()
+            .partition(|(_, question)| question.answer.is_some());
+        self.questions = open;
+        let decided: BTreeMap<ModelName, Question> = decided;
+        for Question { sequence, answer, .. } in decided.into_values() {
+            self.input(Input::Leased { sequence, result: answer.expect("decided") });
+        }
     }
 
     fn answer_step(&mut self) {
@@ -264,7 +342,9 @@ impl Simulation {
                 let owner = ConnectionId(self.rng.below(4));
                 self.input(Input::OwnerGone(owner));
             }
-            6..=11 => self.answer_lease(),
+            6 => self.input(Input::Tick),
+            7..=9 => self.decide_leases(),
+            10..=12 => self.answer_leases(),
             _ => self.answer_step(),
         }
         // Starvation: with bounded work before it, no job of this size waits for thousands of turns.
@@ -309,6 +389,8 @@ fn judge_events(record: &Record) {
     assert_eq!(generated, usage.generated_tokens, "held text comes with the end");
     let started = record.events.iter().filter(|event| matches!(event, Event::Started { .. })).count();
     assert!(started == 1 || (started == 0 && generated == 0), "a job starts once");
+    assert_eq!(started == 1, record.cached.is_some(), "what was found is told with the start");
+    assert_eq!(usage.cached_tokens, record.cached.map_or(0, |cached| cached.total()));
 }
 
 /// Returns how many tokens the answer has.
@@ -345,6 +427,7 @@ fn judge_answer(record: &Record, choice: u32, end: &ChoiceEnd) -> u64 {
 #[test]
 fn random_days_end_well() {
     let (mut finished, mut cancelled, mut several, mut partly) = (0, 0, 0, 0);
+    let (mut partial, mut prefetches, mut jobs) = (0, 0, 0);
     for seed in 1..=60 {
         let mut simulation = Simulation::new(seed);
         for _ in 0..4000 {
@@ -357,6 +440,9 @@ fn random_days_end_well() {
             assert!(turns < 100_000, "seed {seed}: work remains");
         }
         simulation.judge_end();
+        partial += simulation.partial;
+        prefetches += simulation.prefetches;
+        jobs += simulation.records.len();
         for record in simulation.records.values() {
             let Some(Event::Finished { reason, choices, .. }) = record.events.last() else { unreachable!() };
             let is_cut = |end: &ChoiceEnd| end.reason == FinishReason::Cancelled;
@@ -372,6 +458,11 @@ fn random_days_end_well() {
         finished > 1000 && cancelled > 200 && several > 200 && partly > 20,
         "the days were too quiet: {finished} finished, {several} of them with several answers, {cancelled} cancelled, \
          {partly} of them after some of their answers"
+    );
+    assert!(partial > 300, "only {partial} leases began inside of a block");
+    assert!(
+        prefetches > 300 && prefetches <= jobs,
+        "{prefetches} of {jobs} prompts were brought nearer, each once"
     );
 }
 
@@ -389,8 +480,11 @@ fn a_drain_ends_every_job_by_its_deadline() {
         assert_eq!(simulation.records.len(), accepted, "a draining daemon takes no job");
         simulation.now = deadline;
         simulation.input(Input::Tick);
-        // Each at most one lease question and one step are still out.
-        simulation.answer_lease();
+        // Of each model at most one lease question is still out, and one step.
+        while !simulation.questions.is_empty() {
+            simulation.decide_leases();
+            simulation.answer_leases();
+        }
         simulation.answer_step();
         assert!(simulation.core.is_idle(), "seed {seed}");
         simulation.judge_end();

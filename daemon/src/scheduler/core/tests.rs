@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::scheduler::plan::RowOutcome;
+use zllm_state::ByTier;
 
 fn limits() -> CoreLimits {
     CoreLimits {
@@ -23,6 +24,7 @@ fn job(id: u64, prompt_tokens: usize, max_tokens: usize) -> Input {
     Input::Submit(NewJob {
         id: JobNumber(id),
         model: "m".into(),
+        tenant: "t".into(),
         prompt: vec![1; prompt_tokens],
         max_tokens,
         choices: 1,
@@ -54,12 +56,17 @@ fn first(id: u64) -> SequenceId {
     SequenceId { job: JobNumber(id), choice: 0 }
 }
 
-fn grant(core: &mut Core, id: u64, blocks: &[u32]) -> Vec<Action> {
+/// A lease of `blocks` with so many cached tokens.
+fn lease(blocks: &[u32], cached: u64) -> Lease {
     // Any ledger makes a lease id; one of its own keeps this test apart from the ledger's rules.
     let mut ledger = zllm_state::BlockLedger::new(zllm_state::Fingerprint([0; 32]), 1, 1);
-    let lease = ledger.lease(&[1], 1).expect("one block").lease;
-    let lease = Lease { id: lease, blocks: blocks.into(), cached_tokens: 0 };
-    core.step(Input::Leased { sequence: first(id), result: Ok(lease) }, Duration::ZERO)
+    let id = ledger.lease(&[1], 1).expect("one block").lease;
+    let cached = ByTier { ram: cached, ..ByTier::default() };
+    Lease { id, blocks: blocks.into(), cache: CacheReport { cached, outcome: CacheOutcome::Nothing } }
+}
+
+fn grant(core: &mut Core, id: u64, blocks: &[u32]) -> Vec<Action> {
+    core.step(Input::Leased { sequence: first(id), result: Ok(lease(blocks, 0)) }, Duration::ZERO)
 }
 
 fn accepted(token: u32, text: &str, held: &str) -> Accepted {
@@ -251,11 +258,8 @@ fn side_by_side(core: &mut Core, choices: u32) {
         "{actions:?}"
     );
     for choice in 1..choices {
-        let mut ledger = zllm_state::BlockLedger::new(zllm_state::Fingerprint([0; 32]), 1, 1);
-        let id = ledger.lease(&[1], 1).expect("one block").lease;
-        let lease = Lease { id, blocks: [choice].into(), cached_tokens: 0 };
         let sequence = SequenceId { job: JobNumber(1), choice };
-        core.step(Input::Leased { sequence, result: Ok(lease) }, Duration::ZERO);
+        core.step(Input::Leased { sequence, result: Ok(lease(&[choice], 0)) }, Duration::ZERO);
     }
     core.check();
 }
@@ -316,4 +320,88 @@ fn a_cancel_ends_every_answer_and_counts_what_they_took_together() {
     };
     assert_eq!(choices.as_slice(), [CANCELLED; 2]);
     assert_eq!((usage.prompt_tokens, core.is_idle()), (3, true));
+}
+
+#[test]
+fn a_lease_that_begins_inside_of_a_block_commits_it_when_it_is_full() {
+    let mut core = Core::new(CoreLimits { prefill_chunk_tokens: 50, ..limits() });
+    core.step(Input::ModelUp { model: "m".into(), total_blocks: 4 }, Duration::ZERO);
+    core.step(job(1, 140, 9), Duration::ZERO);
+    let leased = Input::Leased { sequence: first(1), result: Ok(lease(&[0, 1, 2], 70)) };
+    let actions = core.step(leased, Duration::ZERO);
+    let row = &plan(&actions).expect("the device is free").rows[0];
+    assert_eq!((row.position, row.tokens.len(), row.samples), (70, 50, false));
+    let committed = |actions: &[Action]| {
+        let commit = |action: &&Action| matches!(action, Action::Commit { tokens, .. } if tokens.len() == BLOCK_TOKENS);
+        actions.iter().filter(commit).count()
+    };
+    let actions = done(&mut core, &[(1, None)]);
+    assert_eq!(committed(&actions), 0, "120 tokens do not fill the second block");
+    let actions = done(&mut core, &[(1, Some(7))]);
+    assert_eq!(committed(&actions), 1, "the first was full before");
+    core.step(Input::Cancel(JobNumber(1)), Duration::ZERO);
+    let actions = done(&mut core, &[(1, Some(8))]);
+    let Some(Action::Release { tokens, cached_tokens: 70, sampled: 2, .. }) =
+        actions.iter().find(|action| matches!(action, Action::Release { .. }))
+    else {
+        panic!("{actions:?}")
+    };
+    assert_eq!(tokens.len(), 141, "a tail of 13 tokens; the last sampled one was never fed");
+}
+
+#[test]
+fn a_lease_that_is_late_holds_its_own_model_back_and_no_other() {
+    let mut core = core();
+    core.step(Input::ModelUp { model: "other".into(), total_blocks: 4 }, Duration::ZERO);
+    core.step(job(1, 3, 9), Duration::ZERO);
+    let actions = core.step(job(2, 3, 9), Duration::ZERO);
+    assert!(!actions.iter().any(|action| matches!(action, Action::Lease { .. })), "{actions:?}");
+    // The two that are asking count as running: a third must wait for a place.
+    core.cancel_where(Duration::ZERO, |job| job.prefetched);
+    let Input::Submit(new) = job(3, 3, 9) else { unreachable!() };
+    let actions = core.step(Input::Submit(NewJob { model: "other".into(), ..new }), Duration::ZERO);
+    assert!(
+        actions
+            .iter()
+            .any(|action| matches!(action, Action::Lease { sequence, .. } if *sequence == first(3))),
+        "{actions:?}"
+    );
+    core.check();
+    grant(&mut core, 3, &[0]);
+    let actions = core.step(Input::Cancel(JobNumber(1)), Duration::ZERO);
+    assert!(ending(&actions).is_none(), "its lease is on its way");
+    let actions = grant(&mut core, 1, &[0]);
+    assert!(matches!(ending(&actions), Some(Event::Finished { reason: FinishReason::Cancelled, .. })));
+    let released =
+        |action: &Action| matches!(action, Action::Release { sequence, .. } if *sequence == first(1));
+    assert!(actions.iter().any(released), "{actions:?}");
+}
+
+#[test]
+fn the_next_jobs_that_wait_are_brought_nearer_once() {
+    let mut core = Core::new(CoreLimits { queued_jobs: 99, running_jobs: 1, ..limits() });
+    core.step(Input::ModelUp { model: "m".into(), total_blocks: 4 }, Duration::ZERO);
+    let prefetches = |actions: &[Action]| {
+        let prefetch = |action: &&Action| matches!(action, Action::Prefetch { tenant, .. } if tenant == "t");
+        actions.iter().filter(prefetch).count()
+    };
+    let actions = core.step(job(0, 3, 1), Duration::ZERO);
+    assert_eq!(prefetches(&actions), 0, "it need not wait");
+    let waiting: usize = (1..10).map(|id| prefetches(&core.step(job(id, 3, 1), Duration::ZERO))).sum();
+    assert_eq!(waiting, PREFETCHED_JOBS);
+    let mut actions = grant(&mut core, 0, &[0]);
+    actions.extend(done(&mut core, &[(0, Some(7))]));
+    assert_eq!(prefetches(&actions), 1, "one has its turn, one moves up: {actions:?}");
+}
+
+#[test]
+fn a_refusal_without_a_release_to_come_is_asked_again_at_the_next_tick() {
+    let mut core = core();
+    core.step(job(1, 3, 1), Duration::ZERO);
+    let refused = Input::Leased { sequence: first(1), result: Err(NoLease::NotNow) };
+    let asks = |actions: &[Action]| actions.iter().any(|action| matches!(action, Action::Lease { .. }));
+    let actions = core.step(refused, Duration::ZERO);
+    assert!(!asks(&actions), "{actions:?}");
+    let actions = core.step(Input::Tick, Duration::ZERO);
+    assert!(asks(&actions), "{actions:?}");
 }
