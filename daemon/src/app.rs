@@ -1,8 +1,8 @@
 //! The daemon put together: the actors, the servers, and the order in which they start and end.
 //!
 //! Start: the sockets are bound (before any thread), the actors started, the start-up models loaded, then READY.
-//! End: no new connections or jobs, jobs end or are cancelled at the deadline, streams are written out, the socket's
-//! file goes. A death of an actor or of the device's thread ends the process at once: systemd starts it again.
+//! End: no new connections or jobs, jobs end or are cancelled at the deadline, what is worth keeping of the KV is saved,
+//! streams are written out, the socket's file goes. A death of an actor or of the device's thread ends the process at once: systemd starts it again.
 
 #[cfg(test)]
 mod tests;
@@ -12,7 +12,7 @@ use crate::clock::Clock;
 use crate::config::Config;
 use crate::device::DeviceActor;
 use crate::device::port::Device;
-use crate::kv_store::KvStoreActor;
+use crate::kv_store::{KvStoreActor, SaveAll};
 use crate::limits::{FLUSH_TIMEOUT, STUCK_AFTER};
 use crate::metrics::Metrics;
 use crate::metrics::http::{self, Pages};
@@ -105,10 +105,10 @@ pub(crate) async fn run(
     life.send_replace(Life::Draining);
     let time = if reason == StopReason::Drain { config.drain } else { Duration::ZERO };
     let ended = tokio::select! {
-        () = drain(&services.scheduler, clock.now() + time) => Ended::Orderly,
+        () = wind_up(&services, time, config.kv.save_time) => Ended::Orderly,
         _ = stops.next() => Ended::AtOnce,
-        () = tokio::time::sleep(time + STUCK_AFTER) => {
-            tracing::error!("the device does not give its jobs back; ending without it");
+        () = tokio::time::sleep(time + config.kv.save_time + STUCK_AFTER) => {
+            tracing::error!("the jobs do not end or the KV store does not save; ending without them");
             Ended::AtOnce
         }
         died = deaths.recv() => return Err(death(died)),
@@ -205,13 +205,17 @@ fn serve_pages(
     Ok(guard)
 }
 
-async fn drain(scheduler: &actix::Addr<SchedulerActor>, deadline: Duration) {
-    // An error means that the scheduler has died; the watcher ends the process then.
-    let drained = match scheduler.send(Drain { deadline }).await {
+/// Lets the jobs end, then has the KV saved.
+async fn wind_up(services: &Services, drain: Duration, save: Duration) {
+    let deadline = services.clock.now() + drain;
+    // An error means that an actor has died; the watcher ends the process then.
+    let drained = match services.scheduler.send(Drain { deadline }).await {
         Ok(drained) => drained.await.is_ok(),
         Err(_) => false,
     };
-    if !drained {
+    notify::status("saving");
+    let deadline = services.clock.now() + save;
+    if !drained || services.kv.send(SaveAll { deadline }).await.is_err() {
         std::future::pending().await
     }
 }

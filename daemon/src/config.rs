@@ -7,9 +7,12 @@ mod bytes;
 mod cli;
 mod cores;
 mod file;
+mod kv;
+mod times;
 
 pub(crate) use cli::Cli;
 pub(crate) use file::LoadWhen;
+pub(crate) use kv::KvSettings;
 
 use crate::limits;
 use crate::scheduler::core::CoreLimits;
@@ -38,6 +41,7 @@ pub(crate) struct Config {
     pub(crate) default_max_tokens: usize,
     pub(crate) connections: usize,
     pub(crate) drain: Duration,
+    pub(crate) kv: KvSettings,
     /// Configured models by name.
     pub(crate) models: BTreeMap<String, ModelSettings>,
     /// What a model gets that says nothing else, and each model of the models folder.
@@ -143,6 +147,7 @@ impl Config {
             )?,
             connections: count("limits.connections", file_limits.connections, limits::DEFAULT_CONNECTIONS)?,
             drain: drain(cli.drain_seconds.or(file_limits.drain_seconds))?,
+            kv: KvSettings::merge(file.kv, cli, base, variable)?,
             core,
             models,
             model_defaults,
@@ -168,6 +173,7 @@ impl Config {
                 self.model_defaults.kv_format
             ),
         ];
+        lines.push(self.kv.summary());
         lines.extend(self.models.iter().map(|(name, model)| {
             let when = if model.load == LoadWhen::Start { "at start" } else { "on demand" };
             format!("model {name}: {} ({when})", model.path.display())
@@ -280,8 +286,12 @@ fn metrics_address(given: Option<&str>) -> anyhow::Result<Option<SocketAddr>> {
     }
 }
 
+/// A path in an environment variable, unless it is empty.
+fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
 fn default_files() -> Vec<PathBuf> {
-    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let user = variable("XDG_CONFIG_HOME").or_else(|| variable("HOME").map(|home| home.join(".config")));
     let mut files: Vec<_> = user.map(|dir| dir.join("zllm/zllmd.toml")).into_iter().collect();
     files.push("/etc/zllm/zllmd.toml".into());

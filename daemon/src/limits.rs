@@ -19,6 +19,18 @@ pub(crate) const DEFAULT_MAX_TOKENS: usize = 1024;
 pub(crate) const DEFAULT_KV_BUDGET_BYTES: u64 = 512 << 20;
 /// KV memory of the RAM tier of a model that names no budget.
 pub(crate) const DEFAULT_RAM_BUDGET_BYTES: u64 = 512 << 20;
+/// What the tier on SSD may take.
+pub(crate) const DEFAULT_SSD_BUDGET_BYTES: u64 = 8 << 30;
+/// Below this the database's own pages leave no room for blocks.
+pub(crate) const MIN_SSD_BUDGET_BYTES: u64 = 16 << 20;
+/// Bytes that wait to be written to SSD at most: what a crash may lose.
+pub(crate) const DEFAULT_UNSAVED_BUDGET_BYTES: u64 = 256 << 20;
+/// How long a session that nobody uses is kept.
+pub(crate) const DEFAULT_SESSION_TTL: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+/// How long saving may take at the daemon's end.
+pub(crate) const DEFAULT_SAVE_SECONDS: u64 = 10;
+/// Longest time for it that can be configured: an hour.
+pub(crate) const MAX_SAVE_SECONDS: u64 = 60 * 60;
 /// How long running jobs may go on after SIGTERM.
 pub(crate) const DEFAULT_DRAIN_SECONDS: u64 = 30;
 /// Longest drain that can be configured: a day.

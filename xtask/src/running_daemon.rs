@@ -185,9 +185,10 @@ fn metrics_in(folder: &Path) -> PathBuf {
 fn config_text(folder: &Path, model: &str, model_path: &Path) -> String {
     let quoted = |path: &Path| toml::Value::from(path.to_string_lossy().into_owned()).to_string();
     format!(
-        "socket = {}\nmetrics = \"off\"\nmetrics_socket = {}\n\n[models.\"{model}\"]\npath = {}\nload = \"start\"\n",
+        "socket = {}\nmetrics = \"off\"\nmetrics_socket = {}\n\n[kv]\ndir = {}\n\n[models.\"{model}\"]\npath = {}\nload = \"start\"\n",
         quoted(&socket_in(folder)),
         quoted(&metrics_in(folder)),
+        quoted(&folder.join("kv")),
         quoted(model_path),
     )
 }

@@ -8,6 +8,10 @@ use std::str::FromStr;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ByteSize(pub(super) u64);
 
+/// A number of bytes that may be none at all, written as 0 or `"off"`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Budget(pub(super) ByteSize);
+
 const UNITS: [(&str, u64); 7] = [
     ("KiB", 1 << 10),
     ("MiB", 1 << 20),
@@ -34,19 +38,37 @@ impl FromStr for ByteSize {
     }
 }
 
-impl<'de> Deserialize<'de> for ByteSize {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(SizeVisitor)
+impl FromStr for Budget {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let size = if text == "off" { Some(ByteSize(0)) } else { parse(text) };
+        size.map(Self).ok_or_else(|| "a number of bytes, a size such as 512MiB, or off works".to_owned())
     }
 }
 
-struct SizeVisitor;
+impl<'de> Deserialize<'de> for ByteSize {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(SizeVisitor { may_be_off: false })
+    }
+}
+
+impl<'de> Deserialize<'de> for Budget {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(SizeVisitor { may_be_off: true }).map(Self)
+    }
+}
+
+struct SizeVisitor {
+    may_be_off: bool,
+}
 
 impl de::Visitor<'_> for SizeVisitor {
     type Value = ByteSize;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a number of bytes or a size such as \"512MiB\"")
+        f.write_str("a number of bytes or a size such as \"512MiB\"")?;
+        if self.may_be_off { f.write_str(", or \"off\"") } else { Ok(()) }
     }
 
     fn visit_i64<E: de::Error>(self, value: i64) -> Result<ByteSize, E> {
@@ -60,7 +82,8 @@ impl de::Visitor<'_> for SizeVisitor {
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<ByteSize, E> {
-        parse(text).ok_or_else(|| E::invalid_value(de::Unexpected::Str(text), &self))
+        let off = (self.may_be_off && text == "off").then_some(ByteSize(0));
+        off.or_else(|| parse(text)).ok_or_else(|| E::invalid_value(de::Unexpected::Str(text), &self))
     }
 }
 
@@ -77,5 +100,7 @@ mod tests {
         for wrong in ["", "MiB", "-1", "1.5GiB", "99999999999GiB", "5 parsecs"] {
             assert_eq!(parse(wrong), None, "{wrong:?}");
         }
+        assert_eq!("off".parse(), Ok(Budget(ByteSize(0))));
+        assert!("off".parse::<ByteSize>().is_err());
     }
 }

@@ -1,6 +1,6 @@
 //! The command line and the environment variables that go with it.
 
-use super::bytes::ByteSize;
+use super::bytes::{Budget, ByteSize};
 use clap::Parser;
 use std::path::PathBuf;
 use zllm_engine::KvFormat;
@@ -54,6 +54,12 @@ pub(crate) struct Cli {
     /// How a model that does not say keeps keys and values: i16, f16 or q8g64, or KEYS/VALUES [default: i16]
     #[arg(long, value_name = "FORMAT", env = "ZLLM_KV_FORMAT")]
     pub(crate) kv_format: Option<KvFormat>,
+    /// Folder of what is kept over a restart [default: $STATE_DIRECTORY, $XDG_STATE_HOME/zllm or ~/.local/state/zllm]
+    #[arg(long, value_name = "DIR", env = "ZLLM_KV_DIR")]
+    pub(crate) kv_dir: Option<PathBuf>,
+    /// Space for keys and values in that folder, such as 8GiB, or "off"
+    #[arg(long, value_name = "SIZE", env = "ZLLM_SSD_BUDGET")]
+    pub(crate) ssd_budget: Option<Budget>,
     /// Jobs that are computed side by side
     #[arg(long, value_name = "N", env = "ZLLM_RUNNING_JOBS")]
     pub(crate) running_jobs: Option<usize>,

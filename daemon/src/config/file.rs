@@ -1,6 +1,7 @@
 //! The shape of `zllmd.toml`. Every key is optional; a key that is not here is an error.
 
 use super::bytes::ByteSize;
+use super::kv::KvTable;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,6 +22,8 @@ pub(super) struct ConfigFile {
     pub(super) limits: LimitsTable,
     #[serde(default)]
     pub(super) defaults: DefaultsTable,
+    #[serde(default)]
+    pub(super) kv: KvTable,
     #[serde(default)]
     pub(super) models: BTreeMap<String, ModelEntry>,
 }

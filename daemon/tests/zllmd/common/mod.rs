@@ -82,6 +82,8 @@ impl Builder {
             .arg(config)
             .arg("--models-dir")
             .arg(models_dir())
+            .arg("--kv-dir")
+            .arg(folder.path().join("kv"))
             .stdin(Stdio::null())
             .stdout(Stdio::null());
         Self { command, folder }
