@@ -124,6 +124,7 @@ fn without_prompt(args: &PromptArgs) -> Result<Submit, Failure> {
         prompt: Prompt::Text { text: String::new(), parse_special: false },
         params: args.sampling.params().map_err(Failure::Usage)?,
         session: args.session.clone(),
+        tenant: None,
         detached: false,
         stream: true,
         label: None,

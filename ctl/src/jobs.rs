@@ -8,7 +8,7 @@ use crate::units::{self, Align, Table, bytes_or_dash};
 use serde_json::json;
 use zllm_wire::{
     Answer, ChoiceEnd, EvictTarget, FinishReason, JobDetail, JobId, JobInfo, JobState, Op, SessionDetail,
-    SessionId, SessionInfo, SessionState, ShowTarget, StopCause,
+    SessionId, SessionInfo, SessionRef, SessionState, ShowTarget, StopCause,
 };
 
 /// `list`.
@@ -51,7 +51,8 @@ pub(crate) fn cancel(context: &Context, job: JobId) -> Result<(), Failure> {
 
 /// `evict`: one session, or all when there is none named.
 pub(crate) fn evict(context: &Context, session: Option<SessionId>) -> Result<(), Failure> {
-    match context.ask(Op::Evict(session.map_or(EvictTarget::All, EvictTarget::Session)))? {
+    let named = |id| EvictTarget::Session(SessionRef { tenant: None, id });
+    match context.ask(Op::Evict { target: session.map_or(EvictTarget::All, named), tier: None })? {
         Answer::Evicted { sessions, blocks, bytes } if context.json => {
             output::print_json(&json!({ "sessions": sessions, "blocks": blocks, "bytes": bytes }))
         }
@@ -69,8 +70,8 @@ fn target(id: &str) -> Result<ShowTarget, Failure> {
     match JobId::new(id) {
         Ok(job) => Ok(ShowTarget::Job(job)),
         Err(_) => {
-            let session = SessionId::new(id).map_err(|error| Failure::Usage(error.to_string()))?;
-            Ok(ShowTarget::Session(session))
+            let id = SessionId::new(id).map_err(|error| Failure::Usage(error.to_string()))?;
+            Ok(ShowTarget::Session(SessionRef { tenant: None, id }))
         }
     }
 }

@@ -10,12 +10,14 @@ fn job_info() -> JobInfo {
         id: job(),
         label: Some("two\nlines".into()),
         model: "m".into(),
+        tenant: None,
         session: Some(SessionId::new("s-1").unwrap()),
         state: JobState::Queued,
         detached: true,
         queue_position: 2,
         prompt_tokens: 23,
         cached_tokens: 16,
+        cached_by_tier: TokenTiers { device: 10, ram: 0, ssd: 6 },
         generated_tokens: 0,
         bytes: TierBytes { device: 3 << 20, ram: 0, ssd: 0 },
         age_ms: 65_000,
@@ -26,11 +28,36 @@ fn job_info() -> JobInfo {
 fn session_info() -> SessionInfo {
     SessionInfo {
         id: SessionId::new("s-1").unwrap(),
+        tenant: None,
         model: "m".into(),
         state: SessionState::Idle,
         tokens: 1234,
         bytes: TierBytes { device: 0, ram: 5 << 30, ssd: 700 },
         idle_ms: 7_620_000,
+        pinned: false,
+        ttl_ms: None,
+        saved: true,
+        turns: 4,
+        hit_tokens: 900,
+    }
+}
+
+fn session_ref() -> SessionRef {
+    SessionRef { tenant: None, id: SessionId::new("s-1").unwrap() }
+}
+
+fn session_detail() -> SessionDetail {
+    SessionDetail {
+        info: session_info(),
+        blocks: TierBlocks { device: 0, ram: 20, ssd: 19 },
+        shared_blocks: 0,
+        shared_with: vec![],
+        unsaved_blocks: 1,
+        generation: 4,
+        saved_generation: Some(4),
+        created_ms_ago: 90_000_000,
+        hits: 3,
+        jobs: vec![job_info()],
     }
 }
 
@@ -91,9 +118,8 @@ so far
     assert_eq!(says(op(), Answer::Job(Box::new(detail.clone())), &["show", "j-01"]), page);
     let json = says(op(), Answer::Job(Box::new(detail)), &["show", "j-01", "--json"]);
     assert!(json.starts_with(r#"{"info":{"id":"j-01","#), "{json}");
-    let session = SessionDetail { info: session_info(), jobs: vec![job_info()] };
-    let op = Op::Show(ShowTarget::Session(SessionId::new("s-1").unwrap()));
-    let page = says(op, Answer::Session(Box::new(session)), &["show", "s-1"]);
+    let op = Op::Show(ShowTarget::Session(session_ref()));
+    let page = says(op, Answer::Session(Box::new(session_detail())), &["show", "s-1"]);
     assert!(page.starts_with("session       s-1\n") && page.contains("\n\nJOB "), "{page}");
 }
 
@@ -119,6 +145,20 @@ fn status_page() {
             used: 10,
             cached: 20,
         }],
+        kv: KvStatus {
+            ssd: SsdState::Off,
+            path: None,
+            file_bytes: 0,
+            budget_bytes: 0,
+            stored_blocks: 0,
+            unsaved_bytes: 0,
+            ram_budget_bytes: 0,
+            ram_used_bytes: 0,
+            read_bytes_per_s: None,
+            compute_tokens_per_s: None,
+            evicted_blocks: TierBlocks::default(),
+            lost_unsaved_blocks: 0,
+        },
         queued_jobs: 1,
         queue_capacity: 64,
         running_jobs: 2,
@@ -161,9 +201,9 @@ fn short_answers() {
     assert_eq!(says(cancel(), Answer::Done, &["cancel", "j-01"]), "j-01 cancelled\n");
     assert_eq!(says(cancel(), Answer::Done, &["cancel", "j-01", "--json"]), "{\"cancelled\":\"j-01\"}\n");
     let evicted = || Answer::Evicted { sessions: 1, blocks: 2, bytes: 2 << 20 };
-    let all = || Op::Evict(EvictTarget::All);
+    let all = || Op::Evict { target: EvictTarget::All, tier: None };
     assert_eq!(says(all(), evicted(), &["evict", "--all"]), "1 session, 2 blocks, 2.0 MiB freed\n");
-    let one = Op::Evict(EvictTarget::Session(SessionId::new("s-1").unwrap()));
+    let one = Op::Evict { target: EvictTarget::Session(session_ref()), tier: None };
     let json = "{\"sessions\":1,\"blocks\":2,\"bytes\":2097152}\n";
     assert_eq!(says(one, evicted(), &["evict", "s-1", "--json"]), json);
     let unload = Op::Unload { model: "m".into() };

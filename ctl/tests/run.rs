@@ -36,7 +36,8 @@ fn answers_hello(mut peer: Peer, has_template: bool, check: impl FnOnce(Submit))
     check(submit);
     peer.reply(id, Answer::Accepted { job: job() });
     let queued = Event::Queued { position: 1 };
-    let started = Event::Started { cached_tokens: 16, prompt_tokens: 23 };
+    let cached_by_tier = TokenTiers { device: 10, ram: 0, ssd: 6 };
+    let started = Event::Started { cached_tokens: 16, cached_by_tier, prompt_tokens: 23 };
     peer.events(id, 0, [queued, started, text("Hello "), text("wörld"), finished()]);
     peer.reply(id, Answer::Done);
 }
@@ -87,6 +88,7 @@ fn run_streams_an_answer() {
                 prompt,
                 params,
                 session,
+                tenant: None,
                 detached: false,
                 stream: true,
                 label: None,
@@ -113,7 +115,11 @@ fn run_prints_events_as_json() {
     let lines: Vec<&str> = ran.stdout.lines().collect();
     assert_eq!(ran.code, Some(0));
     assert_eq!(lines[0], r#"{"offset":0,"event":"queued","position":1}"#);
-    assert_eq!(lines[1], r#"{"offset":1,"event":"started","cached_tokens":16,"prompt_tokens":23}"#);
+    let started = concat!(
+        r#"{"offset":1,"event":"started","cached_tokens":16,"#,
+        r#""cached_by_tier":{"device":10,"ram":0,"ssd":6},"prompt_tokens":23}"#
+    );
+    assert_eq!(lines[1], started);
     assert_eq!(lines[3], r#"{"offset":3,"event":"text","choice":0,"text":"wörld","tokens":1}"#);
     let last: serde_json::Value = serde_json::from_str(lines[4]).unwrap();
     assert_eq!((&last["event"], &last["reason"]), (&"finished".into(), &"stop".into()));

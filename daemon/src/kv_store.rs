@@ -143,7 +143,10 @@ pub(crate) struct SessionRow {
     pub(crate) model: String,
     pub(crate) tokens: u64,
     pub(crate) last_use_ms: u64,
+    pub(crate) resident_blocks: u64,
     pub(crate) resident_bytes: u64,
+    pub(crate) turns: u64,
+    pub(crate) hit_tokens: u64,
 }
 
 impl KvStoreActor {
@@ -216,15 +219,19 @@ impl KvStoreActor {
     }
 
     fn row(&self, id: &SessionId, session: &Session) -> SessionRow {
-        let resident_bytes = self.models.get(&*session.model).map_or(0, |model| {
-            u64::from(model.ledger.resident_blocks(&session.keys)) * model.ledger.figures().block_bytes
+        let (resident_blocks, resident_bytes) = self.models.get(&*session.model).map_or((0, 0), |model| {
+            let blocks = u64::from(model.ledger.resident_blocks(&session.keys));
+            (blocks, blocks * model.ledger.figures().block_bytes)
         });
         SessionRow {
             id: id.clone(),
             model: session.model.clone(),
             tokens: session.tokens,
             last_use_ms: session.last_use_ms,
+            resident_blocks,
             resident_bytes,
+            turns: session.turns,
+            hit_tokens: session.hit_tokens,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Ids as clients see them, and token ids in bulk.
 //!
 //! Invariant: a [`JobId`] begins with `j-` and a [`SessionId`] does not, so that one word on a command line says
-//! which of the two it is. Both are 1 to [`MAX_ID_BYTES`] bytes of `A-Z a-z 0-9 . _ -`: printable, without quoting,
+//! which of the two it is. These and a [`Tenant`] are 1 to [`MAX_ID_BYTES`] bytes of `A-Z a-z 0-9 . _ -`: printable, without quoting,
 //! in a terminal, a URL and a file name. Ids that the daemon makes sort by the time they were made.
 
 use crate::limits::MAX_ID_BYTES;
@@ -83,6 +83,26 @@ impl SessionId {
     }
 }
 
+/// Whose sessions and KV something is about; see the invariants of this file. What one tenant has computed, no other finds.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Tenant(String);
+
+impl Tenant {
+    /// Proves that `name` is one.
+    ///
+    /// # Errors
+    /// See [`IdError`].
+    pub fn new(name: impl Into<String>) -> Result<Self, IdError> {
+        Ok(Self(checked(name.into())?))
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
 fn checked(id: String) -> Result<String, IdError> {
     if !(1..=MAX_ID_BYTES).contains(&id.len()) {
         return Err(IdError::Length { bytes: id.len() });
@@ -121,6 +141,7 @@ macro_rules! string_conversions {
 }
 string_conversions!(JobId);
 string_conversions!(SessionId);
+string_conversions!(Tenant);
 
 /// Token ids in bulk. On the wire a byte string of little-endian `u32`s: four bytes an id, decoded in one pass and
 /// counted by the frame's limit as what it is. In JSON an array of numbers.

@@ -1,6 +1,7 @@
 //! What the daemon tells about models, jobs, sessions and itself. Sizes are bytes, times are milliseconds.
 
-use crate::id::{JobId, SessionId};
+use crate::id::{JobId, SessionId, Tenant};
+use crate::kv::{KvStatus, SessionRef, Tier, TierBlocks, TierBytes, TokenTiers};
 use crate::message::{ChoiceEnd, FinishReason, Usage};
 use crate::params::GenerationParams;
 use serde::{Deserialize, Serialize};
@@ -44,29 +45,6 @@ pub enum ModelState {
     },
 }
 
-/// Where KV blocks are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Tier {
-    /// In the device's memory, ready to be used.
-    Device,
-    /// In host memory.
-    Ram,
-    /// In the KV database on disk.
-    Ssd,
-}
-
-/// Bytes of KV by tier. A block may be on several.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TierBytes {
-    /// On the device.
-    pub device: u64,
-    /// In host memory.
-    pub ram: u64,
-    /// On disk.
-    pub ssd: u64,
-}
-
 /// A job's state. The last three are terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -92,6 +70,8 @@ pub struct JobInfo {
     pub label: Option<String>,
     /// The model that answers.
     pub model: String,
+    /// Whose it is.
+    pub tenant: Option<Tenant>,
     /// The session it continues.
     pub session: Option<SessionId>,
     /// Its state.
@@ -104,6 +84,8 @@ pub struct JobInfo {
     pub prompt_tokens: u64,
     /// Tokens of the prompt that were found in the KV cache.
     pub cached_tokens: u64,
+    /// The same by the tier that they were on.
+    pub cached_by_tier: TokenTiers,
     /// Tokens generated so far.
     pub generated_tokens: u64,
     /// KV that it holds.
@@ -157,6 +139,8 @@ pub enum SessionState {
 pub struct SessionInfo {
     /// Its id.
     pub id: SessionId,
+    /// Whose it is; `None`: of those who name no tenant.
+    pub tenant: Option<Tenant>,
     /// The model whose KV it has.
     pub model: String,
     /// Its state.
@@ -167,6 +151,16 @@ pub struct SessionInfo {
     pub bytes: TierBytes,
     /// Since its last use.
     pub idle_ms: u64,
+    /// Whether its KV stays until it is unpinned.
+    pub pinned: bool,
+    /// How long after its last use it is forgotten; `None`: when the room is needed.
+    pub ttl_ms: Option<u64>,
+    /// Whether its latest state is on the SSD, to be found after a restart.
+    pub saved: bool,
+    /// Requests that it had.
+    pub turns: u64,
+    /// Tokens that they found in the KV cache, together.
+    pub hit_tokens: u64,
 }
 
 /// One session in full.
@@ -174,6 +168,22 @@ pub struct SessionInfo {
 pub struct SessionDetail {
     /// As in the listing.
     pub info: SessionInfo,
+    /// Blocks of its timeline by tier.
+    pub blocks: TierBlocks,
+    /// Blocks of its timeline that other sessions have too.
+    pub shared_blocks: u64,
+    /// Those sessions; at most [`crate::limits::MAX_SHARED_WITH`].
+    pub shared_with: Vec<SessionRef>,
+    /// Blocks of its timeline that are not on the SSD.
+    pub unsaved_blocks: u64,
+    /// How often its timeline has changed.
+    pub generation: u64,
+    /// The generation that is on the SSD.
+    pub saved_generation: Option<u64>,
+    /// Since its first request.
+    pub created_ms_ago: u64,
+    /// Requests of it that found something in the KV cache.
+    pub hits: u64,
     /// Its jobs, oldest first; at most [`crate::limits::MAX_LIST_ROWS`].
     pub jobs: Vec<JobInfo>,
 }
@@ -195,6 +205,8 @@ pub struct Status {
     pub devices: Vec<DeviceInfo>,
     /// KV blocks, one row a model and tier.
     pub blocks: Vec<BlockUsage>,
+    /// The KV store.
+    pub kv: KvStatus,
     /// Jobs waiting.
     pub queued_jobs: u32,
     /// Most jobs that may wait.

@@ -16,6 +16,7 @@ mod codec;
 mod frame;
 mod id;
 mod info;
+mod kv;
 pub mod limits;
 mod message;
 mod params;
@@ -24,10 +25,14 @@ mod template;
 
 pub use codec::{VERSION, WireError, decode, encode};
 pub use frame::{FrameDecoder, read_frame, write_frame};
-pub use id::{IdError, JobId, SessionId, TokenIds};
+pub use id::{IdError, JobId, SessionId, Tenant, TokenIds};
 pub use info::{
     BlockUsage, ChoiceDetail, DeviceInfo, JobDetail, JobInfo, JobState, ModelInfo, ModelState, SessionDetail,
-    SessionInfo, SessionState, Status, Tier, TierBytes,
+    SessionInfo, SessionState, Status,
+};
+pub use kv::{
+    BlockRun, BlockState, CacheOutcome, CacheStory, CheckReport, KvStatus, ModelRate, Residency, SessionRef,
+    SsdState, Tier, TierBlocks, TierBytes, TierMap, TokenTiers,
 };
 pub use message::{
     Answer, ChoiceEnd, ClientFrame, ErrorCode, Event, EvictTarget, Fault, FinishReason, InspectTarget,

@@ -11,7 +11,7 @@ pub const MAX_DECODED_BYTES: usize = 2 * MAX_FRAME_BYTES;
 /// Bytes of the length prefix in front of every frame (a little-endian `u32`).
 pub const LENGTH_BYTES: usize = 4;
 
-/// Longest job or session id, in bytes.
+/// Longest job id, session id or tenant, in bytes.
 pub const MAX_ID_BYTES: usize = 64;
 
 /// Longest text of a chat template that a request brings, in bytes.
@@ -37,6 +37,15 @@ pub const MAX_LOGIT_BIASES: usize = 1024;
 
 /// Rows of sessions, and rows of jobs, in one listing; the daemon sends the latest ones.
 pub const MAX_LIST_ROWS: usize = 4096;
+
+/// Runs of blocks in the map of one tier; more are taken together.
+pub const MAX_TIER_RUNS: usize = 4096;
+
+/// Sessions named for one run of blocks.
+pub const MAX_RUN_SESSIONS: usize = 4;
+
+/// Sessions named as those that a session shares blocks with.
+pub const MAX_SHARED_WITH: usize = 32;
 
 /// Requests in flight on one connection; the daemon refuses further ones.
 pub const MAX_IN_FLIGHT: usize = 64;

@@ -1,7 +1,8 @@
 //! The conversation: frames of either direction, operations, answers and events.
 
-use crate::id::{JobId, SessionId, TokenIds};
+use crate::id::{JobId, SessionId, Tenant, TokenIds};
 use crate::info::{JobDetail, JobInfo, ModelInfo, SessionDetail, SessionInfo, Status};
+use crate::kv::{CacheStory, CheckReport, Residency, SessionRef, Tier, TokenTiers};
 use crate::params::GenerationParams;
 use serde::{Deserialize, Serialize};
 
@@ -93,8 +94,14 @@ pub enum Op {
     List,
     /// One job or session: [`Answer::Job`] or [`Answer::Session`].
     Show(ShowTarget),
-    /// Drop cached KV: [`Answer::Evicted`]. What running jobs hold stays.
-    Evict(EvictTarget),
+    /// Drop cached KV: [`Answer::Evicted`]. What running jobs hold stays, and what is pinned.
+    Evict {
+        /// Whose.
+        target: EvictTarget,
+        /// From this tier only: what is dropped from the device moves to host memory while there is room. `None`: from all,
+        /// and a session that is named, or older than was asked, is forgotten.
+        tier: Option<Tier>,
+    },
     /// The daemon at a glance: [`Answer::Status`].
     Status,
     /// Text to token ids: [`Answer::Tokens`].
@@ -115,6 +122,47 @@ pub enum Op {
     },
     /// What a model file is and what of it would fit, without loading it: [`Answer::Inspection`].
     Inspect(InspectTarget),
+    /// Where every KV block is: [`Answer::Residency`].
+    Residency,
+    /// A new session with the beginning of another's timeline: [`Answer::Session`]. No KV is copied.
+    Fork {
+        /// The session to begin like.
+        from: SessionRef,
+        /// The new one's id, of the same tenant; no session has it yet.
+        to: SessionId,
+        /// How many of its tokens to take; `None`: all.
+        tokens: Option<u64>,
+    },
+    /// Keep a session's KV until it is unpinned: [`Answer::Done`], also when it was pinned.
+    Pin {
+        /// The session.
+        session: SessionRef,
+    },
+    /// Let a session's KV go when the room is needed: [`Answer::Done`], also when it was not pinned.
+    Unpin {
+        /// The session.
+        session: SessionRef,
+    },
+    /// Say when a session is forgotten: [`Answer::Done`].
+    Ttl {
+        /// The session.
+        session: SessionRef,
+        /// So long after its last use; `None`: when the room is needed.
+        ttl_ms: Option<u64>,
+    },
+    /// Write sessions to the SSD now: [`Answer::Saved`], when it is synced.
+    Save {
+        /// The session; `None`: all.
+        session: Option<SessionRef>,
+    },
+    /// Read everything on the SSD and compare it with its checksums and references, mending nothing:
+    /// [`Answer::Checked`].
+    Check,
+    /// Why a job found what it found in the cache: [`Answer::Why`].
+    Why {
+        /// The job.
+        job: JobId,
+    },
 }
 
 /// A new job.
@@ -122,12 +170,14 @@ pub enum Op {
 pub struct Submit {
     /// The model; loaded when it is not.
     pub model: String,
-    /// What it is given: always the whole prompt, whatever was computed before.
+    /// What it is given: the whole prompt, whatever was computed before, unless it continues a session.
     pub prompt: Prompt,
     /// How it answers.
     pub params: GenerationParams,
     /// The name under which the timeline's KV is kept, listed and evicted; the answer does not depend on it.
     pub session: Option<SessionId>,
+    /// Whose it is: only KV of the same tenant is found, and the session is the tenant's. `None` is one of its own.
+    pub tenant: Option<Tenant>,
     /// `false`: the job is cancelled when this connection goes away.
     pub detached: bool,
     /// Whether its events follow on this connection.
@@ -157,6 +207,15 @@ pub enum Prompt {
     },
     /// Token ids as they are.
     Tokens(TokenIds),
+    /// A session's kept timeline, followed by text. Not found when there is no such session of the job's tenant and model.
+    Continue {
+        /// The session; the job's own may be another, which then goes on from there.
+        session: SessionId,
+        /// The text.
+        text: String,
+        /// Whether special tokens written out in the text become those tokens.
+        parse_special: bool,
+    },
 }
 
 /// A chat template.
@@ -174,16 +233,21 @@ pub enum ShowTarget {
     /// A job.
     Job(JobId),
     /// A session.
-    Session(SessionId),
+    Session(SessionRef),
 }
 
 /// What [`Op::Evict`] is about.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EvictTarget {
     /// One session's KV.
-    Session(SessionId),
+    Session(SessionRef),
     /// All that is cached.
     All,
+    /// That of sessions which were not used for a while.
+    OlderThan {
+        /// For so long at least.
+        idle_ms: u64,
+    },
 }
 
 /// What [`Op::Inspect`] is about.
@@ -256,6 +320,21 @@ pub enum Answer {
         /// A JSON object.
         json: String,
     },
+    /// Where every KV block is.
+    Residency(Box<Residency>),
+    /// What is on the SSD now and was not before, synced.
+    Saved {
+        /// Sessions whose latest state is there now; those included that were.
+        sessions: u32,
+        /// Blocks written.
+        blocks: u64,
+        /// Bytes written.
+        bytes: u64,
+    },
+    /// What a check of the SSD found.
+    Checked(Box<CheckReport>),
+    /// Why a job found what it found in the cache.
+    Why(Box<CacheStory>),
 }
 
 impl Answer {
@@ -318,6 +397,8 @@ pub enum Event {
     Started {
         /// Tokens of the prompt found in the KV cache.
         cached_tokens: u64,
+        /// The same by the tier that they were on.
+        cached_by_tier: TokenTiers,
         /// Tokens of the prompt, those included.
         prompt_tokens: u64,
     },
@@ -424,6 +505,8 @@ pub struct Usage {
     pub prompt_tokens: u64,
     /// Those of them that were found in the KV cache.
     pub cached_tokens: u64,
+    /// The same by the tier that they were on.
+    pub cached_by_tier: TokenTiers,
     /// Tokens generated.
     pub generated_tokens: u64,
     /// From the request to the start of its prefill.

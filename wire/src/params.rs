@@ -90,7 +90,7 @@ pub struct LogitBias {
 }
 
 /// Reads a list of at most `MAX` items; a longer one is an error before its items are read.
-fn bounded<'de, D, T, const MAX: usize>(deserializer: D) -> Result<Vec<T>, D::Error>
+pub(crate) fn bounded<'de, D, T, const MAX: usize>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
     T: Deserialize<'de>,

@@ -1,4 +1,4 @@
-//! The exact bytes of some frames, in `golden.txt`. They were printed by this test at version 2; a difference is a
+//! The exact bytes of some frames, in `golden.txt`. They were printed by this test at version 3; a difference is a
 //! change of the format and needs a new version.
 
 mod common;
@@ -30,6 +30,9 @@ fn frames() -> String {
     }
     for (index, body) in answers().into_iter().enumerate() {
         row(&format!("answer {index}"), encode(&ServerFrame::Reply(Reply { id: 1, body })).unwrap());
+    }
+    for (index, outcome) in outcomes().into_iter().enumerate() {
+        row(&format!("outcome {index}"), encode(&outcome).unwrap());
     }
     for (index, event) in events().into_iter().enumerate() {
         row(&format!("event {index}"), encode(&event).unwrap());
@@ -74,6 +77,7 @@ fn the_documentation_shows_these_bytes() {
     described(page, "ErrorCode", error_codes());
     described(page, "StopCause", stop_causes());
     described(page, "Prompt", prompts());
+    described(page, "CacheOutcome", outcomes());
     described(page, "ClientFrame", client_frames());
     described(page, "ServerFrame", server_frames());
 }

@@ -6,7 +6,8 @@ use common::*;
 use proptest::prelude::*;
 use std::io::Cursor;
 use zllm_wire::limits::{
-    LENGTH_BYTES, MAX_DRY_BREAKERS, MAX_FRAME_BYTES, MAX_LOGIT_BIASES, MAX_STOP_STRINGS, MAX_STOP_TOKENS,
+    LENGTH_BYTES, MAX_DRY_BREAKERS, MAX_FRAME_BYTES, MAX_LOGIT_BIASES, MAX_RUN_SESSIONS, MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS, MAX_TIER_RUNS,
 };
 use zllm_wire::*;
 
@@ -57,6 +58,15 @@ fn lists_inside_a_frame_are_bounded() {
     assert_eq!(decode::<SamplingParams>(&fits).unwrap(), with_breakers(MAX_DRY_BREAKERS));
     let over = encode(&with_breakers(MAX_DRY_BREAKERS + 1)).unwrap();
     assert!(matches!(decode::<SamplingParams>(&over), Err(WireError::Malformed(_))));
+    let run =
+        |sessions| BlockRun { blocks: 1, state: BlockState::Free, sessions: vec![0; sessions], age_ms: 0 };
+    let mut map = residency().tiers.remove(0);
+    map.runs = vec![run(MAX_RUN_SESSIONS); MAX_TIER_RUNS];
+    assert!(decode::<TierMap>(&encode(&map).unwrap()).is_ok());
+    map.runs.push(run(0));
+    assert!(matches!(decode::<TierMap>(&encode(&map).unwrap()), Err(WireError::Malformed(_))));
+    map.runs = vec![run(MAX_RUN_SESSIONS + 1)];
+    assert!(matches!(decode::<TierMap>(&encode(&map).unwrap()), Err(WireError::Malformed(_))));
     // A token list of 5 bytes is no list of ids.
     let ragged = frame_of(&[VERSION, 5, 0, 0, 0, 0, 0]);
     assert!(matches!(decode::<TokenIds>(&ragged), Err(WireError::Malformed(_))));
@@ -117,7 +127,7 @@ proptest! {
     }
 
     #[test]
-    fn one_changed_byte_never_panics(which in 0usize..13, at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+    fn one_changed_byte_never_panics(which in 0usize..18, at in any::<prop::sample::Index>(), byte in any::<u8>()) {
         let frame = ServerFrame::Reply(Reply { id: 1, body: answers().remove(which) });
         let mut bytes = encode(&frame).unwrap();
         let at = at.index(bytes.len());

@@ -57,9 +57,16 @@ fn every_variant_of_every_enum() {
     every_variant(&[FinishReason::Stop, FinishReason::Length, FinishReason::Cancelled]);
     every_variant(&stop_causes());
     every_variant(&[LoadStage::Open, LoadStage::Weights]);
-    every_variant(&[ShowTarget::Job(job()), ShowTarget::Session(session())]);
+    every_variant(&[ShowTarget::Job(job()), ShowTarget::Session(session_ref())]);
     every_variant(&[InspectTarget::Model("m".into()), InspectTarget::File("/m.gguf".into())]);
-    every_variant(&[EvictTarget::Session(session()), EvictTarget::All]);
+    every_variant(&[
+        EvictTarget::Session(session_ref()),
+        EvictTarget::All,
+        EvictTarget::OlderThan { idle_ms: 7_200_000 },
+    ]);
+    every_variant(&block_states());
+    every_variant(&outcomes());
+    every_variant(&ssd_states());
 }
 
 #[test]
@@ -86,9 +93,19 @@ fn ids_are_proven_on_both_sides() {
     assert!(matches!(SessionId::new(""), Err(IdError::Length { bytes: 0 })));
     assert!(matches!(SessionId::new("x".repeat(65)), Err(IdError::Length { bytes: 65 })));
     assert!(matches!(SessionId::new("a b"), Err(IdError::Character { character: ' ', .. })));
+    assert_eq!(Tenant::new("j-7").unwrap().as_str(), "j-7");
+    assert!(matches!(Tenant::new("a/b"), Err(IdError::Character { character: '/', .. })));
+    assert!(matches!(decode::<Tenant>(&encode(&"").unwrap()), Err(WireError::Malformed(_))));
     for bad in ["j-7", "", "a/b"] {
         assert!(matches!(decode::<SessionId>(&encode(&bad).unwrap()), Err(WireError::Malformed(_))), "{bad}");
     }
+}
+
+#[test]
+fn sessions_are_named_with_their_tenants() {
+    assert_eq!(format!("{:6}|", session_ref()), "t/s-01|");
+    assert_eq!(format!("{:6}|", SessionRef { tenant: None, id: session() }), "s-01  |");
+    assert_eq!(tiers().total(), 8);
 }
 
 #[test]
@@ -98,6 +115,10 @@ fn a_million_tokens_fit() {
     let jobs = vec![job_info(JobState::Running); limits::MAX_LIST_ROWS];
     let sessions = vec![session_info(SessionState::Idle); limits::MAX_LIST_ROWS];
     round_trip_large(&Answer::Listing { sessions, jobs });
+    let run = BlockRun { blocks: 1, state: BlockState::Cached, sessions: vec![0; 4], age_ms: u64::MAX };
+    let mut map = residency().tiers.remove(0);
+    map.runs = vec![run; limits::MAX_TIER_RUNS];
+    round_trip_large(&Residency { tiers: vec![map; 65], ..residency() });
 }
 
 fn round_trip_large<T: Serialize + DeserializeOwned + PartialEq>(value: &T) {

@@ -193,6 +193,7 @@ pub(crate) fn finished() -> Event {
     let usage = Usage {
         prompt_tokens: 23,
         cached_tokens: 16,
+        cached_by_tier: TokenTiers { device: 16, ram: 0, ssd: 0 },
         generated_tokens: 46,
         queue_ms: 1.0,
         prefill_ms: 100.0,

@@ -113,6 +113,7 @@ fn submit_several(model: &str, prompt: &str, max_tokens: u32, n: u32) -> Op {
         model: model.into(),
         prompt: Prompt::Text { text: prompt.into(), parse_special: false },
         params: GenerationParams { max_tokens: Some(max_tokens), n: Some(n), ..GenerationParams::default() },
+        tenant: None,
         session: None,
         detached: false,
         stream: true,

@@ -211,6 +211,7 @@ impl TextModel for FakeText {
         match prompt {
             Prompt::Text { text, .. } => self.tokenize(text, false, false),
             Prompt::Tokens(tokens) => Ok(tokens.0.clone()),
+            Prompt::Continue { .. } => Err("the fake keeps no sessions".into()),
             Prompt::Chat { .. } => Err("the fake has no template".into()),
         }
     }

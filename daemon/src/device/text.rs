@@ -102,6 +102,9 @@ fn engine_prompt(prompt: &zllm_wire::Prompt, now_unix_s: i64) -> Result<zllm_eng
             zllm_engine::Prompt::Text { text: text.clone(), parse_special: *parse_special }
         }
         zllm_wire::Prompt::Tokens(tokens) => zllm_engine::Prompt::Tokens(tokens.0.clone()),
+        zllm_wire::Prompt::Continue { session, .. } => {
+            return Err(format!("the tokens of session {session} are the daemon's to add, not the model's"));
+        }
         zllm_wire::Prompt::Chat { messages_json, tools_json, template } => {
             let messages: Vec<Message> =
                 serde_json::from_str(messages_json).map_err(|error| format!("messages: {error}"))?;

@@ -21,7 +21,7 @@ mod tests;
 
 pub(crate) use interface::{
     Action, CacheOutcome, CacheReport, ConnectionId, CoreLimits, Input, Lease, Load, Measure, NewJob,
-    NoLease, Refusal, Uptime,
+    NoLease, Refusal, Uptime, token_tiers,
 };
 
 use super::plan::{Accepted, JobNumber, ModelName, PlanRow, SequenceId, StepOutcome, StepPlan};
@@ -274,7 +274,11 @@ impl Core {
                     return;
                 }
                 if sequence.choice == 0 {
-                    let event = Event::Started { cached_tokens: cached.total(), prompt_tokens };
+                    let event = Event::Started {
+                        cached_tokens: cached.total(),
+                        cached_by_tier: token_tiers(cached),
+                        prompt_tokens,
+                    };
                     self.actions.push(Action::Cached { job: id, report });
                     self.actions.push(Action::Event { job: id, event });
                     self.actions.push(Action::Measure(Measure::QueueWait(waited)));

@@ -1,7 +1,7 @@
 //! What is known of each job for `list`, `show` and `attach`: who asked, where it is, its log. Kept for a while after
 //! it has ended.
 
-use super::core::{CacheOutcome, CacheReport, Uptime};
+use super::core::{CacheOutcome, CacheReport, Uptime, token_tiers};
 use super::log::{JobLog, is_terminal};
 use super::messages::Story;
 use super::plan::JobNumber;
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use zllm_wire::{
     ChoiceDetail, ChoiceEnd, Event, FinishReason, GenerationParams, JobDetail, JobId, JobInfo, JobState,
-    SessionId, TierBytes, Usage,
+    SessionId, SessionRef, Tenant, TierBytes, Usage,
 };
 
 /// One job.
@@ -172,17 +172,31 @@ impl JobTable {
 }
 
 impl JobRecord {
+    /// Whose it is; the common tenant's empty name is none for clients.
+    fn tenant(&self) -> Option<Tenant> {
+        Tenant::new(self.tenant.as_str()).ok()
+    }
+
+    /// The session that it is a turn of.
+    pub(crate) fn session_ref(&self) -> Option<SessionRef> {
+        let session = |id: &SessionId| SessionRef { tenant: self.tenant(), id: id.clone() };
+        self.session.as_ref().map(session)
+    }
+
     pub(crate) fn info(&self, queue_position: usize, held_bytes: u64, now: Uptime) -> JobInfo {
+        let cached = self.progress.cache.as_ref().map(|report| report.cached).unwrap_or_default();
         JobInfo {
             id: self.id.clone(),
             label: self.label.clone(),
             model: self.model.clone(),
+            tenant: self.tenant(),
             session: self.session.clone(),
             state: self.progress.state,
             detached: self.detached,
             queue_position: queue_position as u32,
             prompt_tokens: self.prompt_tokens,
-            cached_tokens: self.progress.cache.as_ref().map_or(0, |report| report.cached.total()),
+            cached_tokens: cached.total(),
+            cached_by_tier: token_tiers(cached),
             generated_tokens: self.progress.generated_tokens,
             bytes: TierBytes { device: held_bytes, ram: 0, ssd: 0 },
             age_ms: now.saturating_sub(self.submitted_at).as_millis() as u64,

@@ -12,7 +12,9 @@ use actix::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::oneshot;
-use zllm_wire::{ErrorCode, Fault, GenerationParams, JobDetail, JobId, JobInfo, ModelState, SessionId};
+use zllm_wire::{
+    ErrorCode, Fault, GenerationParams, JobDetail, JobId, JobInfo, ModelState, SessionId, SessionRef,
+};
 
 /// A model is wanted: load it unless it is there.
 #[derive(Message)]
@@ -86,7 +88,7 @@ pub(crate) struct Story {
 #[derive(Message)]
 #[rtype(result = "Vec<JobInfo>")]
 pub(crate) struct JobsOf {
-    pub(crate) session: Option<SessionId>,
+    pub(crate) session: Option<SessionRef>,
     pub(crate) limit: usize,
 }
 
@@ -268,7 +270,7 @@ impl Handler<JobsOf> for SchedulerActor {
         let JobsOf { session, limit } = message;
         self.jobs
             .latest_first()
-            .filter(|(_, record)| session.is_none() || record.session == session)
+            .filter(|(_, record)| session.is_none() || record.session_ref() == session)
             .take(limit)
             .filter_map(|(number, _)| self.job_info(number))
             .collect()

@@ -24,8 +24,9 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 use zllm_wire::limits::MAX_LIST_ROWS;
 use zllm_wire::{
-    Answer, BlockUsage, DeviceInfo, ErrorCode, EvictTarget, Fault, JobInfo, JobState, ModelInfo, ModelState,
-    Op, SessionDetail, SessionId, SessionInfo, SessionState, ShowTarget, Status, Tier, TierBytes, TokenIds,
+    Answer, BlockUsage, DeviceInfo, ErrorCode, EvictTarget, Fault, JobInfo, JobState, KvStatus, ModelInfo,
+    ModelState, Op, SessionDetail, SessionId, SessionInfo, SessionRef, SessionState, ShowTarget, SsdState,
+    Status, Tier, TierBlocks, TierBytes, TokenIds,
 };
 
 /// Everything that requests need.
@@ -75,6 +76,11 @@ pub(super) fn fault(code: ErrorCode, message: impl Into<String>) -> Fault {
     Fault { code, message: message.into() }
 }
 
+/// The fault of what the protocol has and this daemon not yet.
+pub(super) fn not_built(what: &str) -> Fault {
+    fault(ErrorCode::Failed, format!("{what} is not built yet"))
+}
+
 fn not_found(what: &str, name: impl std::fmt::Display) -> Fault {
     fault(ErrorCode::NotFound, format!("there is no {what} {name}"))
 }
@@ -90,11 +96,19 @@ pub(super) fn name(op: &Op) -> &'static str {
         Op::Cancel { .. } => "cancel",
         Op::List => "list",
         Op::Show(_) => "show",
-        Op::Evict(_) => "evict",
+        Op::Evict { .. } => "evict",
         Op::Status => "status",
         Op::Tokenize { .. } => "tokenize",
         Op::Stop { .. } => "stop",
         Op::Inspect(_) => "inspect",
+        Op::Residency => "residency",
+        Op::Fork { .. } => "fork",
+        Op::Pin { .. } => "pin",
+        Op::Unpin { .. } => "unpin",
+        Op::Ttl { .. } => "ttl",
+        Op::Save { .. } => "save",
+        Op::Check => "check",
+        Op::Why { .. } => "why",
     }
 }
 
@@ -126,7 +140,7 @@ pub(super) async fn answer(
             Ok(Answer::Job(Box::new(detail)))
         }
         Op::Show(ShowTarget::Session(session)) => services.show_session(session).await,
-        Op::Evict(target) => services.evict(target).await,
+        Op::Evict { target, tier: None } => services.evict(target).await,
         Op::Status => Ok(Answer::Status(Box::new(services.status().await?))),
         Op::Tokenize { model, text, parse_special, add_bos } => {
             let tokens = submit::tokenize(&model, text, parse_special, add_bos, services).await?;
@@ -137,6 +151,15 @@ pub(super) async fn answer(
             services.stop.stop(if drain { StopReason::Drain } else { StopReason::Now });
             Ok(Answer::Done)
         }
+        Op::Evict { .. }
+        | Op::Residency
+        | Op::Fork { .. }
+        | Op::Pin { .. }
+        | Op::Unpin { .. }
+        | Op::Ttl { .. }
+        | Op::Save { .. }
+        | Op::Check
+        | Op::Why { .. } => Err(not_built(name(&op)).into()),
     }
 }
 
@@ -241,17 +264,32 @@ impl Services {
         Ok(Answer::Listing { sessions, jobs })
     }
 
-    async fn show_session(&self, id: SessionId) -> Result<Answer, Unanswered> {
-        let mut jobs = self.ask_scheduler(JobsOf { session: Some(id.clone()), limit: MAX_LIST_ROWS }).await?;
+    async fn show_session(&self, session: SessionRef) -> Result<Answer, Unanswered> {
+        let id = untenanted(&session)?;
+        let jobs = JobsOf { session: Some(session.clone()), limit: MAX_LIST_ROWS };
+        let mut jobs = self.ask_scheduler(jobs).await?;
         let active = jobs.iter().any(is_live);
-        let row = self.sessions(Some(&id)).await?.pop();
+        let row = self.sessions(Some(id)).await?.pop();
+        let blocks = row.as_ref().map_or(0, |row| row.resident_blocks);
         let info = match row.and_then(|row| self.session_info(row, |_| active)) {
             Some(info) => info,
             // Its first job has not ended yet: there is a session, and no KV of it.
-            None => first_turn(&id, &jobs).ok_or_else(|| not_found("session", &id))?,
+            None => first_turn(id, &jobs).ok_or_else(|| not_found("session", id))?,
         };
         jobs.reverse();
-        Ok(Answer::Session(Box::new(SessionDetail { info, jobs })))
+        let turns = info.turns;
+        Ok(Answer::Session(Box::new(SessionDetail {
+            info,
+            blocks: TierBlocks { device: blocks, ram: 0, ssd: 0 },
+            shared_blocks: 0,
+            shared_with: Vec::new(),
+            unsaved_blocks: blocks,
+            generation: turns,
+            saved_generation: None,
+            created_ms_ago: 0,
+            hits: 0,
+            jobs,
+        })))
     }
 
     fn session_info(&self, row: SessionRow, is_active: impl Fn(&SessionId) -> bool) -> Option<SessionInfo> {
@@ -260,17 +298,27 @@ impl Services {
         Some(SessionInfo {
             state: if is_active(&id) { SessionState::Active } else { SessionState::Idle },
             id,
+            tenant: None,
             model: row.model,
             tokens: row.tokens,
             bytes: TierBytes { device: row.resident_bytes, ram: 0, ssd: 0 },
             idle_ms: self.clock.unix_ms().saturating_sub(row.last_use_ms),
+            pinned: false,
+            ttl_ms: None,
+            saved: false,
+            turns: row.turns,
+            hit_tokens: row.hit_tokens,
         })
     }
 
     async fn evict(&self, target: EvictTarget) -> Result<Answer, Unanswered> {
         let (message, missing) = match target {
             EvictTarget::All => (Evict::All, None),
-            EvictTarget::Session(id) => (Evict::Session(zllm_state::SessionId(id.to_string())), Some(id)),
+            EvictTarget::Session(session) => {
+                let id = untenanted(&session)?;
+                (Evict::Session(zllm_state::SessionId(id.to_string())), Some(session.id))
+            }
+            EvictTarget::OlderThan { .. } => return Err(not_built("evict --older-than").into()),
         };
         let evicted = self.kv.send(message).await.map_err(gone)?;
         match (evicted, missing) {
@@ -309,6 +357,20 @@ impl Services {
                 used_bytes,
             }],
             blocks: blocks.collect(),
+            kv: KvStatus {
+                ssd: SsdState::Off,
+                path: None,
+                file_bytes: 0,
+                budget_bytes: 0,
+                stored_blocks: 0,
+                unsaved_bytes: 0,
+                ram_budget_bytes: 0,
+                ram_used_bytes: 0,
+                read_bytes_per_s: None,
+                compute_tokens_per_s: None,
+                evicted_blocks: TierBlocks::default(),
+                lost_unsaved_blocks: 0,
+            },
             queued_jobs: load.queued_jobs as u32,
             queue_capacity: self.queue_capacity as u32,
             running_jobs: load.running_jobs as u32,
@@ -330,6 +392,14 @@ fn gone(error: actix::MailboxError) -> Fault {
     fault(ErrorCode::Failed, format!("the daemon is failing: {error}"))
 }
 
+/// A session of those who name no tenant; no other has one yet.
+fn untenanted(session: &SessionRef) -> Result<&SessionId, Fault> {
+    match &session.tenant {
+        None => Ok(&session.id),
+        Some(_) => Err(not_found("session", session)),
+    }
+}
+
 fn is_live(job: &JobInfo) -> bool {
     matches!(job.state, JobState::Queued | JobState::Running)
 }
@@ -343,5 +413,11 @@ fn first_turn(id: &SessionId, jobs: &[JobInfo]) -> Option<SessionInfo> {
         tokens: job.prompt_tokens + job.generated_tokens,
         bytes: job.bytes,
         idle_ms: job.idle_ms,
+        tenant: job.tenant.clone(),
+        pinned: false,
+        ttl_ms: None,
+        saved: false,
+        turns: 0,
+        hit_tokens: job.cached_tokens,
     })
 }

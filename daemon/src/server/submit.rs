@@ -1,7 +1,7 @@
 //! From a request to a job: the model is loaded, the prompt tokenized off the event loop, the job submitted, its log streamed.
 
 use super::connection::Replies;
-use super::ops::{Services, Unanswered, fault};
+use super::ops::{Services, Unanswered, fault, not_built};
 use crate::device::port::{Generate, Loaded};
 use crate::inspect::{self, InspectError};
 use crate::limits::{MAX_ARRIVING, MAX_LABEL_BYTES, MAX_LOGPROBS_PER_JOB};
@@ -23,17 +23,23 @@ pub(super) async fn submit(
     services: &Services,
 ) -> Result<Answer, Unanswered> {
     let arrived_at = services.clock.now();
-    let Submit { model, prompt, params, session, detached, stream: streamed, label } = request;
+    let Submit { model, prompt, params, session, tenant, detached, stream: streamed, label } = request;
+    if tenant.is_some() {
+        return Err(refuse(services, not_built("tenant")).into());
+    }
     if label.as_ref().is_some_and(|label| label.len() > MAX_LABEL_BYTES) {
         let message = format!("the label is longer than {MAX_LABEL_BYTES} bytes");
         return Err(refuse(services, fault(ErrorCode::Invalid, message)).into());
+    }
+    if matches!(prompt, Prompt::Continue { .. }) {
+        return Err(refuse(services, not_built("continue")).into());
     }
     let bytes = request_bytes(&prompt, &params);
     let ready = prepare(&model, prompt, params, services).await.map_err(|fault| refuse(services, fault))?;
     let Ready { prompt, params, max_tokens, samplers } = ready;
     let job = SubmitJob {
         model: model.as_str().into(),
-        tenant: String::new(),
+        tenant: tenant.map(String::from).unwrap_or_default(),
         prompt,
         max_tokens,
         samplers,
@@ -229,6 +235,7 @@ fn request_bytes(prompt: &Prompt, params: &GenerationParams) -> usize {
             messages_json.len() + tools_json.as_ref().map_or(0, String::len) + template
         }
         Prompt::Tokens(tokens) => tokens.0.len() * size_of::<u32>(),
+        Prompt::Continue { text, .. } => text.len(),
     };
     let breakers = params.sampling.dry_sequence_breakers.iter().flatten();
     let texts: usize = params.stop.iter().chain(breakers).map(String::len).sum();

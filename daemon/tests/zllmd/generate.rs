@@ -3,8 +3,8 @@
 use crate::common::{Answered, Builder, Client, Daemon, greedy, now, wait_for};
 use std::time::Duration;
 use zllm_wire::{
-    Answer, ErrorCode, Event, EvictTarget, FinishReason, JobState, Op, Prompt, SessionId, ShowTarget, Submit,
-    TokenIds,
+    Answer, ErrorCode, Event, EvictTarget, FinishReason, JobState, Op, Prompt, SessionId, SessionRef,
+    ShowTarget, Submit, TokenIds,
 };
 
 const PROMPTS: [&str; 4] = [
@@ -159,8 +159,9 @@ fn a_repeated_prompt_comes_from_the_cache_and_eviction_empties_it() {
     let daemon = Daemon::start();
     let mut client = daemon.connect();
     let session = SessionId::new("talk").expect("an id");
+    let session_ref = SessionRef { tenant: None, id: session.clone() };
     let prompt = "All work and no play makes Jack a dull boy. ".repeat(20);
-    let request = Submit { session: Some(session.clone()), ..greedy(&prompt, 8) };
+    let request = Submit { session: Some(session), ..greedy(&prompt, 8) };
     let first = client.run(request.clone());
     let second = client.run(request);
     assert_eq!(first.text, second.text);
@@ -169,7 +170,7 @@ fn a_repeated_prompt_comes_from_the_cache_and_eviction_empties_it() {
     assert_eq!(warm.cached_tokens, (warm.prompt_tokens - 1) / 64 * 64);
     assert!(warm.cached_tokens > 0);
 
-    let Answer::Session(detail) = client.ask(Op::Show(ShowTarget::Session(session.clone()))) else {
+    let Answer::Session(detail) = client.ask(Op::Show(ShowTarget::Session(session_ref.clone()))) else {
         panic!("no session")
     };
     assert_eq!(detail.jobs.len(), 2);
@@ -178,16 +179,18 @@ fn a_repeated_prompt_comes_from_the_cache_and_eviction_empties_it() {
     assert_eq!((sessions.len(), jobs.len()), (1, 2));
 
     let Answer::Evicted { sessions, blocks, bytes } =
-        client.ask(Op::Evict(EvictTarget::Session(session.clone())))
+        client.ask(Op::Evict { target: EvictTarget::Session(session_ref.clone()), tier: None })
     else {
         panic!("nothing evicted")
     };
     assert!(sessions == 1 && blocks > 0 && bytes > 0);
-    let Answer::Error(fault) = client.ask(Op::Evict(EvictTarget::Session(session))) else {
+    let Answer::Error(fault) =
+        client.ask(Op::Evict { target: EvictTarget::Session(session_ref), tier: None })
+    else {
         panic!("evicted twice")
     };
     assert_eq!(fault.code, ErrorCode::NotFound);
-    client.ask(Op::Evict(EvictTarget::All));
+    client.ask(Op::Evict { target: EvictTarget::All, tier: None });
     assert_eq!(client.status().blocks[0].cached, 0);
 }
 

@@ -156,7 +156,7 @@ fn several_answers_share_the_prompt_and_are_each_their_own_seeds() {
         request
     };
     let alone = client.run(request(None));
-    client.ask(Op::Evict(EvictTarget::All));
+    client.ask(Op::Evict { target: EvictTarget::All, tier: None });
     let computed = daemon.metric("zllm_tokens_total{source=\"computed\"}");
 
     let (id, job) = client.submit(request(Some(3)));

@@ -11,6 +11,18 @@ pub(crate) fn session() -> SessionId {
     SessionId::new("s-01").unwrap()
 }
 
+pub(crate) fn tenant() -> Tenant {
+    Tenant::new("t").unwrap()
+}
+
+pub(crate) fn session_ref() -> SessionRef {
+    SessionRef { tenant: Some(tenant()), id: session() }
+}
+
+pub(crate) fn tiers() -> TokenTiers {
+    TokenTiers { device: 5, ram: 2, ssd: 1 }
+}
+
 pub(crate) fn params() -> GenerationParams {
     GenerationParams {
         sampling: SamplingParams {
@@ -52,6 +64,7 @@ pub(crate) fn usage() -> Usage {
     Usage {
         prompt_tokens: 12,
         cached_tokens: 8,
+        cached_by_tier: tiers(),
         generated_tokens: 300,
         queue_ms: 0.5,
         prefill_ms: 2.0,
@@ -66,6 +79,7 @@ pub(crate) fn submit(prompt: Prompt) -> Submit {
         prompt,
         params: params(),
         session: Some(session()),
+        tenant: Some(tenant()),
         detached: true,
         stream: false,
         label: Some("l".into()),
@@ -81,6 +95,7 @@ pub(crate) fn prompts() -> Vec<Prompt> {
             template: Some(templates().remove(1)),
         },
         Prompt::Tokens(TokenIds(vec![0, 1, 255, 256, u32::MAX])),
+        Prompt::Continue { session: session(), text: "on".into(), parse_special: false },
     ]
 }
 
@@ -97,12 +112,20 @@ pub(crate) fn ops() -> Vec<Op> {
         Op::Attach { job: job(), from: 1 << 40 },
         Op::Cancel { job: job() },
         Op::List,
-        Op::Show(ShowTarget::Session(session())),
-        Op::Evict(EvictTarget::All),
+        Op::Show(ShowTarget::Session(session_ref())),
+        Op::Evict { target: EvictTarget::OlderThan { idle_ms: 7_200_000 }, tier: Some(Tier::Ram) },
         Op::Status,
         Op::Tokenize { model: "m".into(), text: "a\0b".into(), parse_special: true, add_bos: false },
         Op::Stop { drain: true },
         Op::Inspect(InspectTarget::File("/m.gguf".into())),
+        Op::Residency,
+        Op::Fork { from: session_ref(), to: session(), tokens: Some(1000) },
+        Op::Pin { session: session_ref() },
+        Op::Unpin { session: session_ref() },
+        Op::Ttl { session: session_ref(), ttl_ms: Some(43_200_000) },
+        Op::Save { session: None },
+        Op::Check,
+        Op::Why { job: job() },
     ]
 }
 
@@ -129,12 +152,14 @@ pub(crate) fn job_info(state: JobState) -> JobInfo {
         id: job(),
         label: None,
         model: "m".into(),
+        tenant: Some(tenant()),
         session: Some(session()),
         state,
         detached: false,
         queue_position: 3,
         prompt_tokens: 12,
         cached_tokens: 8,
+        cached_by_tier: tiers(),
         generated_tokens: 300,
         bytes: TierBytes { device: 1 << 20, ram: 2, ssd: 3 },
         age_ms: 1000,
@@ -145,11 +170,91 @@ pub(crate) fn job_info(state: JobState) -> JobInfo {
 pub(crate) fn session_info(state: SessionState) -> SessionInfo {
     SessionInfo {
         id: session(),
+        tenant: Some(tenant()),
         model: "m".into(),
         state,
         tokens: 312,
         bytes: TierBytes::default(),
         idle_ms: 9,
+        pinned: true,
+        ttl_ms: Some(43_200_000),
+        saved: true,
+        turns: 4,
+        hit_tokens: 250,
+    }
+}
+
+pub(crate) fn session_detail() -> SessionDetail {
+    SessionDetail {
+        info: session_info(SessionState::Active),
+        blocks: TierBlocks { device: 3, ram: 2, ssd: 5 },
+        shared_blocks: 2,
+        shared_with: vec![SessionRef { tenant: None, id: session() }],
+        unsaved_blocks: 1,
+        generation: 4,
+        saved_generation: Some(3),
+        created_ms_ago: 1000,
+        hits: 3,
+        jobs: vec![job_info(JobState::Running)],
+    }
+}
+
+pub(crate) fn block_states() -> Vec<BlockState> {
+    use BlockState::*;
+    vec![Free, Cached, Pinned, Leased]
+}
+
+pub(crate) fn residency() -> Residency {
+    let run = |state| BlockRun { blocks: 300, state, sessions: vec![0, 1], age_ms: 1000 };
+    let map = |tier| TierMap {
+        tier,
+        model: (tier != Tier::Ssd).then(|| "m".into()),
+        block_bytes: 1 << 20,
+        capacity_blocks: 1200,
+        capacity_bytes: 1200 << 20,
+        used_bytes: 900 << 20,
+        runs: block_states().into_iter().map(run).collect(),
+    };
+    Residency {
+        tiers: [Tier::Device, Tier::Ram, Tier::Ssd].map(map).to_vec(),
+        sessions: vec![session_ref(), SessionRef { tenant: None, id: session() }],
+        read_bytes_per_s: Some(1e9),
+        compute_tokens_per_s: vec![ModelRate { model: "m".into(), tokens_per_s: 1024.0 }],
+        unsaved_bytes: 1 << 20,
+    }
+}
+
+pub(crate) fn outcomes() -> Vec<CacheOutcome> {
+    let text = |text: &str| text.to_owned();
+    vec![
+        CacheOutcome::Whole,
+        CacheOutcome::Diverged { at: 300, before: text("b"), kept: text("k"), asked: text("a") },
+        CacheOutcome::Ended { kept_tokens: 300 },
+        CacheOutcome::Nothing,
+        CacheOutcome::Computed { ssd_tokens: 64, read_ms: 8, compute_ms: 4 },
+        CacheOutcome::Unreadable { reason: text("no") },
+        CacheOutcome::Waiting,
+    ]
+}
+
+pub(crate) fn ssd_states() -> Vec<SsdState> {
+    vec![SsdState::Off, SsdState::Ready, SsdState::Down { reason: "no".into() }]
+}
+
+pub(crate) fn kv_status() -> KvStatus {
+    KvStatus {
+        ssd: SsdState::Ready,
+        path: Some("/kv".into()),
+        file_bytes: 1 << 30,
+        budget_bytes: 1 << 34,
+        stored_blocks: 300,
+        unsaved_bytes: 1 << 20,
+        ram_budget_bytes: 1 << 31,
+        ram_used_bytes: 1 << 29,
+        read_bytes_per_s: Some(1e9),
+        compute_tokens_per_s: None,
+        evicted_blocks: TierBlocks { device: 1, ram: 2, ssd: 3 },
+        lost_unsaved_blocks: 4,
     }
 }
 
@@ -186,7 +291,7 @@ pub(crate) fn ends() -> Vec<ChoiceEnd> {
 pub(crate) fn events() -> Vec<Event> {
     vec![
         Event::Queued { position: 2 },
-        Event::Started { cached_tokens: 8, prompt_tokens: 12 },
+        Event::Started { cached_tokens: 8, cached_by_tier: tiers(), prompt_tokens: 12 },
         Event::Text { choice: 0, text: "né".into(), tokens: 2, logprobs: vec![] },
         Event::Finished { reason: FinishReason::Length, choices: ends(), usage: usage() },
         Event::Failed { message: "no".into() },
@@ -216,6 +321,7 @@ pub(crate) fn status() -> Status {
                 cached: 20,
             })
             .to_vec(),
+        kv: kv_status(),
         queued_jobs: 1,
         queue_capacity: 64,
         running_jobs: 2,
@@ -258,14 +364,28 @@ pub(crate) fn answers() -> Vec<Answer> {
             jobs: job_states().into_iter().map(job_info).collect(),
         },
         Answer::Job(Box::new(detail)),
-        Answer::Session(Box::new(SessionDetail {
-            info: session_info(SessionState::Active),
-            jobs: vec![job_info(JobState::Running)],
-        })),
+        Answer::Session(Box::new(session_detail())),
         Answer::Evicted { sessions: 1, blocks: 2, bytes: 3 },
         Answer::Status(Box::new(status())),
         Answer::Tokens(TokenIds(vec![1, 2, 3])),
         Answer::Inspection { json: "{}".into() },
+        Answer::Residency(Box::new(residency())),
+        Answer::Saved { sessions: 1, blocks: 2, bytes: 3 },
+        Answer::Checked(Box::new(CheckReport {
+            blocks: 300,
+            bytes: 1 << 30,
+            sessions: 3,
+            complete_sessions: 2,
+            damaged: vec!["d".into()],
+            dangling: vec!["g".into()],
+            took_ms: 1000,
+        })),
+        Answer::Why(Box::new(CacheStory {
+            job: job(),
+            prompt_tokens: 12,
+            cached: tiers(),
+            outcome: outcomes().remove(1),
+        })),
     ]
 }
 

@@ -4,7 +4,7 @@ use crate::scheduler::plan::{JobNumber, ModelName, SequenceId, StepOutcome, Step
 use std::sync::Arc;
 use std::time::Duration;
 use zllm_state::{ByTier, LeaseId};
-use zllm_wire::Event;
+use zllm_wire::{Event, TokenTiers};
 
 /// Time since the daemon's start.
 pub(crate) type Uptime = Duration;
@@ -95,6 +95,11 @@ pub(crate) struct CacheReport {
     /// Tokens by the tier that they came from.
     pub(crate) cached: ByTier,
     pub(crate) outcome: CacheOutcome,
+}
+
+/// Tokens by tier as clients are told.
+pub(crate) fn token_tiers(ByTier { device, ram, ssd }: ByTier) -> TokenTiers {
+    TokenTiers { device, ram, ssd }
 }
 
 /// Why no more of a prompt was found.

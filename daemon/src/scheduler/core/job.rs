@@ -1,6 +1,6 @@
 //! One job inside the scheduler's core: where each of its answers is, and what it took so far.
 
-use super::{ConnectionId, Lease, Measure, NewJob, Uptime};
+use super::{ConnectionId, Lease, Measure, NewJob, Uptime, token_tiers};
 use crate::scheduler::plan::ModelName;
 use std::sync::Arc;
 use std::time::Duration;
@@ -194,6 +194,7 @@ impl Job {
             return usage;
         };
         usage.cached_tokens = cached.total();
+        usage.cached_by_tier = token_tiers(cached);
         usage.generated_tokens = generated as u64;
         usage.queue_ms = milliseconds(started_at.saturating_sub(self.arrived_at));
         let first = first_token_at.unwrap_or(now);

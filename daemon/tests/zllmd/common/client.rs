@@ -40,6 +40,7 @@ pub(crate) fn greedy(prompt: &str, tokens: u32) -> Submit {
             ..GenerationParams::default()
         },
         session: None,
+        tenant: None,
         detached: false,
         stream: true,
         label: None,
