@@ -4,6 +4,12 @@
 //! The scheduler sends its operations in order, one batch at a time; each is bookkeeping in memory, so the actor
 //! always answers at once.
 
+mod figures;
+
+pub(crate) use figures::{KvSnapshot, ModelFigures, SsdState, TierFigures};
+#[cfg(test)]
+pub(crate) use figures::{KvTotals, SsdFigures};
+
 use crate::limits::{MAILBOX_MESSAGES, MAX_SESSIONS, TICK};
 use crate::pulse::{AliveGuard, Organ, Pulses};
 use crate::scheduler::core::{CacheOutcome, CacheReport, Lease, NoLease, Uptime};
@@ -123,13 +129,6 @@ pub(crate) struct Evicted {
 #[derive(Message)]
 #[rtype(result = "KvSnapshot")]
 pub(crate) struct Snapshot;
-
-/// How the arenas are used.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct KvSnapshot {
-    pub(crate) models: BTreeMap<ModelName, BlockFigures>,
-    pub(crate) sessions: usize,
-}
 
 /// Asks for sessions: one, or all.
 #[derive(Message)]
@@ -324,8 +323,19 @@ impl Handler<Snapshot> for KvStoreActor {
     type Result = MessageResult<Snapshot>;
 
     fn handle(&mut self, _: Snapshot, _: &mut Self::Context) -> Self::Result {
-        let models = self.models.iter().map(|(name, model)| (name.clone(), model.ledger.figures())).collect();
-        MessageResult(KvSnapshot { models, sessions: self.sessions.iter().count() })
+        let figures = |model: &ModelBlocks| {
+            let BlockFigures {
+                used_blocks: used, cached_blocks: cached, free_blocks: free, block_bytes, ..
+            } = model.ledger.figures();
+            ModelFigures {
+                block_bytes,
+                device: TierFigures { used, cached, free },
+                ..ModelFigures::default()
+            }
+        };
+        let models = self.models.iter().map(|(name, model)| (name.clone(), figures(model))).collect();
+        let sessions = self.sessions.iter().count();
+        MessageResult(KvSnapshot { models, sessions, ..KvSnapshot::default() })
     }
 }
 

@@ -4,14 +4,16 @@
 //! Invariant: label sets are fixed and small. No model, job, session or client is ever a label.
 
 pub(crate) mod http;
+mod kv;
 
 use crate::device::DeviceSnapshot;
 use crate::kv_store::KvSnapshot;
 use crate::scheduler::core::{Load, Measure};
 use crate::scheduler::plan::StepPlan;
+use kv::{KvMetrics, TIERS, labelled};
 use prometheus::{
-    Encoder, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry, TextEncoder, exponential_buckets,
+    Encoder, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+    Opts, Registry, TextEncoder, exponential_buckets,
 };
 use std::time::Duration;
 use zllm_wire::FinishReason;
@@ -48,8 +50,6 @@ impl From<FinishReason> for Outcome {
 }
 
 const TOKEN_SOURCES: [&str; 3] = ["computed", "cached", "generated"];
-const BLOCK_STATES: [&str; 3] = ["used", "cached", "free"];
-const DEVICE_TIER: &str = "device";
 
 /// All metrics of the process.
 #[derive(Debug)]
@@ -57,13 +57,13 @@ pub(crate) struct Metrics {
     registry: Registry,
     requests: IntCounterVec,
     tokens: IntCounterVec,
+    cached_tokens: IntCounterVec,
     jobs: IntGaugeVec,
     queue_wait: Histogram,
     first_token: Histogram,
     inter_token: Histogram,
     step: HistogramVec,
-    kv_blocks: IntGaugeVec,
-    kv_bytes: IntGaugeVec,
+    kv: KvMetrics,
     device_memory: IntGaugeVec,
     models_loaded: IntGauge,
     sessions: IntGauge,
@@ -94,6 +94,12 @@ impl Metrics {
                 "Tokens by source: prompt tokens computed, prompt tokens found in the KV cache, tokens generated.",
                 "source",
             ),
+            cached_tokens: counters(
+                &registry,
+                "zllm_cached_tokens_total",
+                "Prompt tokens found in the KV cache, by the tier that they came from.",
+                "tier",
+            ),
             jobs: gauges(
                 &registry,
                 "zllm_jobs",
@@ -119,18 +125,7 @@ impl Metrics {
                 0.0005,
             ),
             step: step_histogram(&registry),
-            kv_blocks: gauges(
-                &registry,
-                "zllm_kv_blocks",
-                "KV blocks by tier and state.",
-                &["tier", "state"],
-            ),
-            kv_bytes: gauges(
-                &registry,
-                "zllm_kv_bytes",
-                "Bytes of KV blocks by tier and state.",
-                &["tier", "state"],
-            ),
+            kv: KvMetrics::new(&registry),
             device_memory: gauges(
                 &registry,
                 "zllm_device_memory_bytes",
@@ -147,6 +142,9 @@ impl Metrics {
         }
         for source in TOKEN_SOURCES {
             metrics.tokens.with_label_values(&[source]);
+        }
+        for tier in TIERS {
+            metrics.cached_tokens.with_label_values(&[tier]);
         }
         metrics.register_constants(started_unix_seconds);
         metrics
@@ -176,7 +174,12 @@ impl Metrics {
             Measure::FirstToken(time) => self.first_token.observe(time.as_secs_f64()),
             Measure::InterToken(time) => self.inter_token.observe(time.as_secs_f64()),
             Measure::Prefilled(count) => tokens("computed", count),
-            Measure::FromCache(cached) => tokens("cached", cached.total() as usize),
+            Measure::FromCache(cached) => {
+                tokens("cached", cached.total() as usize);
+                for (tier, count) in labelled(cached) {
+                    self.cached_tokens.with_label_values(&[tier]).inc_by(count);
+                }
+            }
             Measure::Generated => tokens("generated", 1),
         }
     }
@@ -208,17 +211,7 @@ impl Metrics {
     pub(crate) fn page(&self, load: Load, kv: &KvSnapshot, device: &DeviceSnapshot) -> String {
         self.jobs.with_label_values(&["queued"]).set(load.queued_jobs as i64);
         self.jobs.with_label_values(&["running"]).set(load.running_jobs as i64);
-        for state in BLOCK_STATES {
-            let blocks = |figures: &zllm_state::BlockFigures| match state {
-                "used" => figures.used_blocks,
-                "cached" => figures.cached_blocks,
-                _ => figures.free_blocks,
-            };
-            let count: u64 = kv.models.values().map(|figures| u64::from(blocks(figures))).sum();
-            let bytes: u64 = kv.models.values().map(|f| u64::from(blocks(f)) * f.block_bytes).sum();
-            self.kv_blocks.with_label_values(&[DEVICE_TIER, state]).set(count as i64);
-            self.kv_bytes.with_label_values(&[DEVICE_TIER, state]).set(bytes as i64);
-        }
+        self.kv.set(kv);
         let weights: u64 = device.loaded.values().map(|model| model.weight_bytes).sum();
         let kv_bytes: u64 = device.loaded.values().map(|model| model.kv_bytes).sum();
         self.device_memory.with_label_values(&["weights"]).set(weights as i64);
@@ -239,6 +232,12 @@ fn counters(registry: &Registry, name: &str, help: &str, label: &str) -> IntCoun
     let counters = IntCounterVec::new(Opts::new(name, help), &[label]).expect("a valid name");
     register(registry, counters.clone());
     counters
+}
+
+fn counter(registry: &Registry, name: &str, help: &str) -> IntCounter {
+    let counter = IntCounter::new(name, help).expect("a valid name");
+    register(registry, counter.clone());
+    counter
 }
 
 fn gauges(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {

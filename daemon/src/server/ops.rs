@@ -336,13 +336,17 @@ impl Services {
         let device = self.device_snapshot().await?;
         let totals = self.metrics.totals();
         let used_bytes = device.loaded.values().map(|model| model.weight_bytes + model.kv_bytes).sum();
-        let blocks = kv.models.iter().map(|(model, figures)| BlockUsage {
-            model: model.to_string(),
-            tier: Tier::Device,
-            block_bytes: figures.block_bytes,
-            total: figures.total_blocks.into(),
-            used: figures.used_blocks.into(),
-            cached: figures.cached_blocks.into(),
+        let blocks = kv.models.iter().flat_map(|(model, figures)| {
+            let tiers = [(Tier::Device, figures.device), (Tier::Ram, figures.ram)];
+            let used = tiers.into_iter().filter(|(tier, blocks)| *tier == Tier::Device || blocks.total() > 0);
+            used.map(|(tier, blocks)| BlockUsage {
+                model: model.to_string(),
+                tier,
+                block_bytes: figures.block_bytes,
+                total: blocks.total().into(),
+                used: blocks.used.into(),
+                cached: blocks.cached.into(),
+            })
         });
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
