@@ -6,10 +6,12 @@
 //! * [`BlockKey`] names the content of a block: a chained hash of all tokens up to its end.
 //! * [`BlockLedger`] owns the accounting of one device's block arena and the prefix index over it.
 //! * [`SessionTable`] remembers the timelines that clients may continue, and what of them is still on the device.
+//! * [`index::Index`] is the table of all blocks of all models in all tiers; it takes the ledger's place.
 //! * [`KvDisk`] keeps blocks and the manifests of sessions in a file, within a budget.
 #![forbid(unsafe_code)]
 
 mod disk;
+pub mod index;
 mod key;
 mod ledger;
 mod session;
