@@ -7,6 +7,7 @@
 
 pub mod detokenizer;
 mod engine;
+mod fingerprint;
 mod generation;
 pub mod gguf;
 pub mod inspect;

@@ -8,6 +8,7 @@ use zllm_kernels::{
 };
 
 use crate::{
+    fingerprint::{Computed, fingerprint},
     gguf::{GgufError, GgufFile},
     runtime::{BlockError, LoadProgress, Logits, Runtime, RuntimeError, RuntimeLimits, StepError, StepRow},
     spec::{ModelSpec, SpecError},
@@ -105,6 +106,7 @@ pub struct LoadedModel {
     text: Arc<TextModel>,
     runtime: Runtime<CpuBackend>,
     ram_blocks: u32,
+    fingerprint: [u8; 32],
 }
 
 impl LoadedModel {
@@ -146,7 +148,7 @@ impl LoadedModel {
         let file = GgufFile::open(path)?;
         let spec = ModelSpec::read(&file, options.context_limit)?;
         let pre = options.tokenizer_pre.as_deref();
-        let mut text = TextModel::read(&file, &spec, options.kv_format, pre);
+        let mut text = TextModel::read(&file, &spec, pre);
         if let Some(name) = &options.name {
             text = text.with_name(name.clone());
         }
@@ -177,12 +179,25 @@ impl LoadedModel {
             kv_format: options.kv_format,
         };
         let runtime = Runtime::load(backend, &file, spec, limits, progress)?;
-        Ok(Self { text: Arc::new(text), runtime, ram_blocks })
+        let computed = Computed {
+            kv_format: options.kv_format,
+            kv_layout: runtime.kv_layout(),
+            content: runtime.content_hash(),
+            tokenizer: text.tokenizer().ok(),
+        };
+        let fingerprint = fingerprint(&file, runtime.spec(), &computed);
+        Ok(Self { text: Arc::new(text), runtime, ram_blocks, fingerprint })
     }
 
     /// The text side, shared.
     pub fn text(&self) -> Arc<TextModel> {
         Arc::clone(&self.text)
+    }
+
+    /// What keys and values computed by this model depend on: weights, rope, tokenizer, KV format and layout. The root of
+    /// its block keys; a block may be brought back where this is the same.
+    pub fn fingerprint(&self) -> [u8; 32] {
+        self.fingerprint
     }
 
     /// Blocks of the KV arena: those of the KV budget and those of the RAM budget.

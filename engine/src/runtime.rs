@@ -6,6 +6,7 @@
 //!
 //! Invariant: a step that returned an error has written nothing that a later step could read.
 
+mod content;
 mod error;
 mod layer;
 mod scratch;
@@ -155,6 +156,18 @@ impl<B: Backend> Runtime<B> {
     /// Bytes of the weights on the device.
     pub fn weight_bytes(&self) -> usize {
         self.weights.bytes
+    }
+
+    /// The hash of every weight that is computed with, in the file's own bytes.
+    pub fn content_hash(&self) -> [u8; 32] {
+        self.weights.content
+    }
+
+    /// Names the layout of a KV block's bytes; see [`Attention::kv_layout`].
+    ///
+    /// [`Attention::kv_layout`]: zllm_kernels::backend::Attention::kv_layout
+    pub fn kv_layout(&self) -> &'static str {
+        self.backend.kv_layout()
     }
 
     /// Computes the keys and values of every row and the logits that are wanted.

@@ -1,8 +1,6 @@
 //! The text side of a model: tokenizer, template and limits, without a weight. Shared read-only by every thread that
 //! renders prompts or speaks of the model.
 
-use zllm_kernels::backend::KvFormat;
-
 use crate::{
     gguf::GgufFile,
     request::{Chat, Prompt, RequestError},
@@ -17,7 +15,6 @@ pub struct TextModel {
     architecture: String,
     context_length: usize,
     vocab_size: usize,
-    fingerprint: [u8; 32],
     tokenizer: Result<Tokenizer, String>,
     templates: ModelTemplates,
 }
@@ -25,7 +22,7 @@ pub struct TextModel {
 impl TextModel {
     /// Reads what `file` says about text. A file without a usable tokenizer still serves token ids: what is wrong with
     /// it is said when text is asked for. `tokenizer_pre` goes before what the file says of its pre-tokenizer.
-    pub fn read(file: &GgufFile, spec: &ModelSpec, kv_format: KvFormat, tokenizer_pre: Option<&str>) -> Self {
+    pub fn read(file: &GgufFile, spec: &ModelSpec, tokenizer_pre: Option<&str>) -> Self {
         let tokenizer = Tokenizer::with_pre_tokenizer(file, tokenizer_pre).map_err(|e| e.to_string());
         let tokenizer = tokenizer.and_then(|tokenizer| {
             let (found, rows) = (tokenizer.vocab_size(), spec.vocab_size);
@@ -47,7 +44,6 @@ impl TextModel {
             architecture: spec.architecture.clone(),
             context_length: spec.context_length,
             vocab_size: spec.vocab_size,
-            fingerprint: fingerprint(file, spec, kv_format, tokenizer_pre),
             tokenizer,
             templates,
         }
@@ -90,11 +86,6 @@ impl TextModel {
     /// Whether there is a template for conversations that name none. One that turns out to be broken counts too.
     pub fn has_template(&self) -> bool {
         self.templates.has_default()
-    }
-
-    /// What keys and values computed by this model depend on: weights, rope, KV format. The root of its block keys.
-    pub fn fingerprint(&self) -> [u8; 32] {
-        self.fingerprint
     }
 
     /// The tokenizer.
@@ -162,39 +153,4 @@ impl TextModel {
         }
         Ok(tokens)
     }
-}
-
-/// Hashes the file's metadata and tensor records, samples of every tensor's bytes, and the KV format.
-///
-/// Reading every weight would bring the whole file into memory at each start. A tensor is sampled at its two ends and in
-/// its middle, so that models of one shape differ where a fine-tune changed anything near there; the metadata
-/// and every record (names, shapes, formats, offsets) are in it whole.
-fn fingerprint(
-    file: &GgufFile,
-    spec: &ModelSpec,
-    kv_format: KvFormat,
-    tokenizer_pre: Option<&str>,
-) -> [u8; 32] {
-    const SAMPLE_BYTES: usize = 4096;
-    let mut hash = blake3::Hasher::new();
-    hash.update(b"zllm fingerprint 1\0");
-    hash.update(format!("{kv_format}\0").as_bytes());
-    // What is computed follows from the file, but for what the context that is used decides.
-    for layer in &spec.layers {
-        hash.update(format!("{:?}\0", layer.mixer).as_bytes());
-    }
-    if let Some(pre) = tokenizer_pre {
-        hash.update(format!("tokenizer_pre {pre}\0").as_bytes());
-    }
-    for header in file.headers() {
-        hash.update(header);
-    }
-    for tensor in file.tensors() {
-        let bytes = tensor.bytes();
-        let sample = SAMPLE_BYTES.min(bytes.len());
-        for start in [0, (bytes.len() - sample) / 2, bytes.len() - sample] {
-            hash.update(&bytes[start..start + sample]);
-        }
-    }
-    *hash.finalize().as_bytes()
 }

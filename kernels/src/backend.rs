@@ -389,6 +389,10 @@ pub trait Attention: Memory {
     /// A head dimension that no kernel serves.
     fn kv_block_bytes(&self, format: KvFormat, layers: &[KvLayer]) -> Result<usize, DeviceError>;
 
+    /// Names how a block's bytes are laid out, with a version and the byte order: a block may go from one arena to another
+    /// of the same format and layers where this is the same. For fingerprints.
+    fn kv_layout(&self) -> &'static str;
+
     /// Writes each row's key and value (after rope) at its position.
     fn append(
         &mut self,

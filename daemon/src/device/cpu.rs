@@ -58,7 +58,7 @@ impl Device for CpuDevice {
         });
         let loaded = loaded.map_err(|error| with_path(&settings.path, error.to_string()))?;
         let facts = Loaded {
-            text: Arc::new(EngineText::new(loaded.text())),
+            text: Arc::new(EngineText::new(loaded.text(), loaded.fingerprint())),
             device_blocks: loaded.kv_blocks() - loaded.ram_blocks(),
             ram_blocks: loaded.ram_blocks(),
             kv_block_bytes: loaded.kv_block_bytes(),

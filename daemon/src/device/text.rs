@@ -14,12 +14,13 @@ pub(super) struct EngineText {
 }
 
 impl EngineText {
-    pub(super) fn new(text: Arc<zllm_engine::TextModel>) -> Self {
+    /// The text side of the model with this fingerprint.
+    pub(super) fn new(text: Arc<zllm_engine::TextModel>, fingerprint: [u8; 32]) -> Self {
         let facts = TextFacts {
             architecture: text.architecture().to_owned(),
             context_tokens: text.context_length(),
             has_template: text.has_template(),
-            fingerprint: text.fingerprint(),
+            fingerprint,
         };
         Self { text, facts }
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use zllm_kernels::backend::{Activation, AttentionShape, Backend, RopeId, Routing, WeightSource};
 
-use super::RuntimeError;
+use super::{RuntimeError, content::Content};
 use crate::{
     gguf::GgufFile,
     spec::{
@@ -32,6 +32,8 @@ pub(super) struct Weights<B: Backend> {
     pub(super) output_norm: Norm<B>,
     pub(super) layers: Vec<Layer<B>>,
     pub(super) bytes: usize,
+    /// The hash of all tensors in the file's own bytes; see [`Content`].
+    pub(super) content: [u8; 32],
 }
 
 pub(super) struct Norm<B: Backend> {
@@ -121,6 +123,7 @@ impl<B: Backend> Weights<B> {
             progress,
             report: LoadProgress { done_bytes: 0, total_bytes: total },
             bytes: 0,
+            content: Content::default(),
         };
         let embedding = loader.rows(&spec.embedding, spec.width, 0..spec.vocab_size)?;
         let head = if spec.head.weight == spec.embedding {
@@ -132,8 +135,8 @@ impl<B: Backend> Weights<B> {
         let head_bias = loader.bias(&spec.head)?;
         let output_norm = loader.norm(&spec.output_norm)?;
         let layers = spec.layers.iter().map(|layer| loader.layer(layer)).collect::<Result<_, _>>()?;
-        let bytes = loader.bytes;
-        Ok(Self { embedding, head, head_scale, head_bias, output_norm, layers, bytes })
+        let (bytes, content) = (loader.bytes, loader.content.finish());
+        Ok(Self { embedding, head, head_scale, head_bias, output_norm, layers, bytes, content })
     }
 }
 
@@ -143,6 +146,7 @@ struct Loader<'a, B: Backend> {
     progress: &'a mut dyn FnMut(LoadProgress),
     report: LoadProgress,
     bytes: usize,
+    content: Content<'a>,
 }
 
 impl<B: Backend> Loader<'_, B> {
@@ -258,8 +262,9 @@ impl<B: Backend> Loader<'_, B> {
         let tensor = self.file.require_tensor(name).map_err(SpecError::from)?;
         let format = tensor.format().map_err(SpecError::from)?;
         let row_bytes = tensor.bytes().len() / tensor.rows();
+        let content = self.content.tensor(tensor);
         let release =
-            |first: usize| move |part: Range<usize>| tensor.give_back(first + part.start..first + part.end);
+            |first: usize| move |part: Range<usize>| content.copied(first + part.start..first + part.end);
         let releases: Vec<_> = parts.iter().map(|rows| release(rows.start * row_bytes)).collect();
         let source = |(rows, release): (&Range<usize>, _)| WeightSource {
             name,
@@ -272,8 +277,9 @@ impl<B: Backend> Loader<'_, B> {
         let sources: Vec<_> =
             parts.iter().zip(&releases).map(|(rows, release)| source((rows, release as _))).collect();
         let weights = self.backend.weights(&sources)?;
+        let copied = sources.iter().map(|source| source.bytes.len()).sum();
         self.bytes += weights.iter().map(|weight| self.backend.weight_bytes(weight)).sum::<usize>();
-        self.done(sources.iter().map(|source| source.bytes.len()).sum());
+        self.done(copied);
         Ok(weights)
     }
 
@@ -304,6 +310,7 @@ impl<B: Backend> Loader<'_, B> {
 
     fn values(&mut self, name: &str, dims: &[usize]) -> Result<Vec<f32>, RuntimeError> {
         let values = values(self.file, name, dims)?;
+        self.content.tensor(self.file.require_tensor(name).map_err(SpecError::from)?);
         self.bytes += values.len() * size_of::<f32>();
         self.done(values.len() * size_of::<f32>());
         Ok(values)

@@ -7,7 +7,7 @@ use super::{
     buffer::AlignedBuffer,
     experts::{self, Routes},
     isa::Isa,
-    kv::{KvArena, KvLayout},
+    kv::{self, KvArena, KvLayout},
     matmul::{self, PackError, PackedWeight, RowsScratch, Term},
     ops::{self, Norm, RopeParams, RopeTables},
     pool::Pool,
@@ -242,6 +242,10 @@ impl Attention for CpuBackend {
 
     fn kv_block_bytes(&self, format: KvFormat, layers: &[KvLayer]) -> Result<usize, DeviceError> {
         Ok(KvLayout::new(format, layers)?.block_bytes())
+    }
+
+    fn kv_layout(&self) -> &'static str {
+        kv::LAYOUT
     }
 
     fn append(&mut self, kv: &mut KvArena, layer: usize, spans: &[Span<'_>], keys: &Tensor, values: &Tensor) {

@@ -8,10 +8,15 @@
 //!
 //! Scales: I16 `[16]` f32; Q8G64 `[ceil(dim / 64)][16]` f16; F16 none.
 //!
-//! The bytes are in this machine's order and belong to this layout: a fingerprint of stored blocks must name both.
+//! The bytes are in this machine's order and belong to this layout: [`LAYOUT`] names both, and the fingerprint of stored
+//! blocks has it.
 
 use super::buffer::AlignedBuffer;
 use crate::backend::{DeviceError, KV_BLOCK_TOKENS, KvCodec, KvFormat, KvLayer};
+
+/// The layout above, by a number that is raised with every change of it, and the byte order.
+pub const LAYOUT: &str =
+    if cfg!(target_endian = "little") { "cpu 1 little-endian" } else { "cpu 1 big-endian" };
 
 /// Tokens of a group, the atom of the layout: the lanes of a vector.
 pub(crate) const GROUP_TOKENS: usize = 16;

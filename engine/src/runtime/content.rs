@@ -1,0 +1,160 @@
+//! The hash of a model's weights, taken while they are brought to a device: a piece is hashed by the thread that copied the
+//! last of its bytes, while they are in its cache. So the file is read once and the hash is computed by all threads.
+//!
+//! The content hash is `blake3` over the tensors in the order of their names: the name's length (u64, little-endian), the
+//! name, and the tensor's hash, which is `blake3` over the `blake3` hashes of its pieces of 64 KiB, of which the last may be
+//! shorter.
+//!
+//! Invariant: it follows from names and bytes alone. What was copied when, by whom and whether at all decides only when a
+//! piece is hashed.
+
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    sync::{
+        OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use crate::gguf::Tensor;
+
+/// Bytes of a piece: many times what the widest vectors hash side by side, and small beside a processor's cache.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// The tensors of a model, as far as they were asked for.
+#[derive(Default)]
+pub(super) struct Content<'a>(BTreeMap<&'a str, TensorContent<'a>>);
+
+impl<'a> Content<'a> {
+    /// The hash in the making of `tensor`, which is part of the model from now on.
+    pub(super) fn tensor(&mut self, tensor: Tensor<'a>) -> &TensorContent<'a> {
+        self.0.entry(tensor.name()).or_insert_with(|| TensorContent::new(tensor))
+    }
+
+    /// The content hash. What was not copied is hashed now.
+    pub(super) fn finish(self) -> [u8; 32] {
+        let mut hash = blake3::Hasher::new();
+        for (name, tensor) in self.0 {
+            hash.update(&(name.len() as u64).to_le_bytes()).update(name.as_bytes());
+            hash.update(tensor.finish().as_bytes());
+        }
+        *hash.finalize().as_bytes()
+    }
+}
+
+/// The hash of one tensor in the making.
+pub(super) struct TensorContent<'a> {
+    tensor: Tensor<'a>,
+    pieces: Box<[Piece]>,
+}
+
+#[derive(Default)]
+struct Piece {
+    copied: AtomicUsize,
+    hash: OnceLock<blake3::Hash>,
+}
+
+impl<'a> TensorContent<'a> {
+    fn new(tensor: Tensor<'a>) -> Self {
+        let pieces = tensor.bytes().len().div_ceil(PIECE_BYTES);
+        Self { tensor, pieces: (0..pieces).map(|_| Piece::default()).collect() }
+    }
+
+    /// Takes note that a range of the tensor's bytes was copied, from any thread: hashes the pieces that are copied whole,
+    /// and gives the file's pages back.
+    pub(super) fn copied(&self, range: Range<usize>) {
+        let mut unused = range.clone();
+        for index in range.start / PIECE_BYTES..range.end.div_ceil(PIECE_BYTES) {
+            let place = self.place(index);
+            let own = place.end.min(range.end) - place.start.max(range.start);
+            let before = self.pieces[index].copied.fetch_add(own, Ordering::Relaxed);
+            if before < place.len() && before + own >= place.len() {
+                // The part of a piece that others have copied and given back comes in again with this.
+                unused = unused.start.min(place.start)..unused.end.max(place.end);
+                self.hash(index);
+            }
+        }
+        self.tensor.give_back(unused);
+    }
+
+    fn finish(&self) -> blake3::Hash {
+        let mut hash = blake3::Hasher::new();
+        for index in 0..self.pieces.len() {
+            hash.update(self.hash(index).as_bytes());
+        }
+        hash.finalize()
+    }
+
+    fn hash(&self, index: usize) -> &blake3::Hash {
+        self.pieces[index].hash.get_or_init(|| blake3::hash(&self.tensor.bytes()[self.place(index)]))
+    }
+
+    fn place(&self, index: usize) -> Range<usize> {
+        let start = index * PIECE_BYTES;
+        start..self.tensor.bytes().len().min(start + PIECE_BYTES)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::gguf::GgufFile;
+
+    const FILE: &str = "../testdata/quants/qwen3moe-moe.q4_k_m.gguf";
+
+    /// The same without pieces in the making.
+    fn twin(file: &GgufFile) -> [u8; 32] {
+        let mut tensors: Vec<_> = file.tensors().collect();
+        tensors.sort_by_key(Tensor::name);
+        let mut all = Vec::new();
+        for tensor in tensors {
+            all.extend((tensor.name().len() as u64).to_le_bytes());
+            all.extend(tensor.name().as_bytes());
+            let pieces = tensor.bytes().chunks(64 << 10).flat_map(|piece| *blake3::hash(piece).as_bytes());
+            all.extend(blake3::hash(&pieces.collect::<Vec<u8>>()).as_bytes());
+        }
+        *blake3::hash(&all).as_bytes()
+    }
+
+    /// Threads copy ranges of any size in any order; ranges may overlap or be missing.
+    #[test]
+    fn what_was_copied_when_makes_no_difference() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(FILE);
+        let file = GgufFile::open(&path).expect("a reference file");
+        let expected = twin(&file);
+        let ragged = |len: usize| len > 2 * PIECE_BYTES && !len.is_multiple_of(PIECE_BYTES);
+        assert!(file.tensors().any(|tensor| ragged(tensor.bytes().len())), "pieces, and a shorter one");
+        let mut random = 1u64;
+        let mut below = |n: usize| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (random >> 33) as usize % n
+        };
+        for round in 0..4 {
+            let mut content = Content::default();
+            for tensor in file.tensors() {
+                let len = tensor.bytes().len();
+                let mut cuts: Vec<usize> = (0..below(40)).map(|_| below(len)).chain([0, len]).collect();
+                cuts.sort_unstable();
+                let mut ranges: Vec<_> = cuts.windows(2).map(|pair| pair[0]..pair[1]).collect();
+                if round > 1 {
+                    ranges.swap_remove(0);
+                    ranges.extend([len / 3..len, len / 2..len / 2]);
+                }
+                let half = below(ranges.len() + 1);
+                let (one, other) = ranges.split_at(half);
+                let making = content.tensor(tensor);
+                std::thread::scope(|scope| {
+                    scope.spawn(|| other.iter().cloned().for_each(|range| making.copied(range)));
+                    one.iter().rev().cloned().for_each(|range| making.copied(range));
+                });
+                if round < 2 {
+                    assert!(making.pieces.iter().all(|piece| piece.hash.get().is_some()), "all was copied");
+                }
+            }
+            assert_eq!(content.finish(), expected, "round {round}");
+        }
+    }
+}
