@@ -238,9 +238,7 @@ impl Index {
         }
         // Children were listed in any order: a node goes when the last one below it has gone.
         for node in gone {
-            if !self.nodes[node].is(nodes::flag::FREE) {
-                self.prune(node);
-            }
+            self.prune(node);
         }
         self.arenas[usize::from(id.0)] = None;
     }

@@ -166,12 +166,13 @@ impl Index {
         });
     }
 
-    /// Forgets a node that is nowhere and has no children, and then its parents likewise.
+    /// Forgets a node that is nowhere and has no children, and then its parents likewise. One that was forgotten since
+    /// the caller learned its number, as the parent of another, is passed over.
     pub(super) fn prune(&mut self, id: NodeId) {
         let mut id = id;
         while id != NONE {
             let node = &self.nodes[id];
-            let kept = flag::MEMORY | flag::STORED | flag::WRITING | flag::RESTORING;
+            let kept = flag::MEMORY | flag::STORED | flag::WRITING | flag::RESTORING | flag::FREE;
             if node.is(kept) || node.leases > 0 || node.holds > 0 || node.child != NONE {
                 return;
             }

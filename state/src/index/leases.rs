@@ -310,7 +310,8 @@ impl Index {
     /// Drops what a sibling makes needless of a tail that nobody holds.
     pub(super) fn drop_if_continued(&mut self, id: NodeId) {
         let node = &self.nodes[id];
-        if !node.is_tail() || node.is(flag::PINNED | flag::RESTORING | flag::WRITING) || node.holds > 0 {
+        let held = flag::PINNED | flag::RESTORING | flag::WRITING | flag::FREE;
+        if !node.is_tail() || node.is(held) || node.holds > 0 {
             return;
         }
         let (tokens, arena) = (self.nodes.tokens(id), node.arena);

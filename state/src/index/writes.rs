@@ -161,9 +161,7 @@ impl Index {
                 self.drop_continued(id);
             }
             self.drop_if_continued(id);
-            if !self.nodes[id].is(flag::FREE) {
-                self.prune(id);
-            }
+            self.prune(id);
         }
     }
 
@@ -218,9 +216,7 @@ impl Index {
             }
         }
         for id in ids {
-            if !self.nodes[id].is(flag::FREE) {
-                self.prune(id);
-            }
+            self.prune(id);
         }
         self.wanted.clear();
         self.deletes.clear();
