@@ -26,6 +26,7 @@ mod fault;
 mod open;
 mod place;
 mod record;
+mod sealed;
 mod space;
 mod tables;
 
@@ -352,3 +353,6 @@ impl DiskError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

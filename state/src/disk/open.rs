@@ -12,6 +12,7 @@ use redb::{Builder, Database, ReadableDatabase, ReadableTable, StorageBackend};
 use super::fault::{Fault, attempt};
 use super::place::{self, Place};
 use super::record::{self, Manifest, StoredBlock};
+use super::sealed::Sealed;
 use super::tables::{BLOCKS, BlockTables, CHUNKS, FORMAT, META, META_FORMAT, SESSIONS};
 use super::{DiskError, KvDisk, SMALLEST_BUDGET_BYTES};
 use crate::BlockKey;
@@ -73,7 +74,7 @@ impl KvDisk {
         check_budget(budget_bytes)?;
         let place = Place::nowhere();
         let database = attempt(|| {
-            let database = builder().create_with_backend(backend)?;
+            let database = builder().create_with_backend(Sealed(backend))?;
             if database.begin_read()?.list_tables()?.next().is_none() {
                 create_tables(&database)?;
             }
@@ -85,7 +86,7 @@ impl KvDisk {
 
     fn open_existing(place: &Place, budget_bytes: u64) -> Result<(Self, Contents), DiskError> {
         let file = place::open_file(&place.file(), false)?;
-        let database = attempt(|| Ok(builder().create_with_backend(FileBackend::new(file)?)?));
+        let database = attempt(|| Ok(builder().create_with_backend(Sealed(FileBackend::new(file)?))?));
         let database = database.map_err(|fault| DiskError::new(fault, "open", place, budget_bytes))?;
         Self::start(database, place.clone(), budget_bytes)
     }
@@ -211,7 +212,7 @@ fn make_file(place: &Place, budget_bytes: u64) -> Result<Database, DiskError> {
     let attempt_once = || {
         let file = place::open_file(&path, true)?;
         Ok(attempt(|| {
-            let database = builder().create_with_backend(FileBackend::new(file)?)?;
+            let database = builder().create_with_backend(Sealed(FileBackend::new(file)?))?;
             create_tables(&database)?;
             Ok(database)
         }))

@@ -9,8 +9,8 @@ use std::{io, path::Path};
 use super::record;
 use crate::{BLOCK_TOKENS, Manifest};
 
-/// Bytes of a chunk: with its key (12) and the page's own fields (8) it fills 64 pages exactly.
-pub(super) const CHUNK_BYTES: usize = 256 * 1024 - 20;
+/// Bytes of a chunk: with its mark (8), its key (12) and the page's own fields (8) it fills 64 pages exactly.
+pub(super) const CHUNK_BYTES: usize = 256 * 1024 - 28;
 
 /// The smallest budget that [`KvDisk::open`](super::KvDisk::open) takes.
 pub const SMALLEST_BUDGET_BYTES: u64 = 16 << 20;
@@ -28,7 +28,7 @@ pub(super) fn chunks(block_bytes: u64) -> u64 {
 /// What a block of this size takes of the file at most, with its record and its share of the trees above.
 pub fn disk_bytes(block_bytes: u64) -> u64 {
     let (whole, rest) = (block_bytes / CHUNK_BYTES as u64, block_bytes % CHUNK_BYTES as u64);
-    let payload = whole * value_bytes(CHUNK_BYTES as u64) + if rest > 0 { value_bytes(rest) } else { 0 };
+    let payload = whole * chunk_bytes(CHUNK_BYTES as u64) + if rest > 0 { chunk_bytes(rest) } else { 0 };
     let chunks = chunks(block_bytes);
     // A chunk's entry in the page above has 36 bytes, and pages are at least a third full.
     payload + 3 * 36 * chunks + shared_bytes(record::block_record_bytes(BLOCK_TOKENS as u64, chunks))
@@ -76,14 +76,21 @@ pub fn free_bytes(path: &Path) -> io::Result<u64> {
     Ok(blocks.saturating_mul(block_bytes))
 }
 
-/// Bytes of the pages that a chunk takes: its own, once it is larger than a page.
-fn value_bytes(bytes: u64) -> u64 {
-    let pages = (bytes + 20).div_ceil(PAGE_BYTES);
-    if pages == 1 { 3 * PAGE_BYTES } else { pages.next_power_of_two() * PAGE_BYTES }
+/// Bytes of the pages that a chunk takes.
+fn chunk_bytes(bytes: u64) -> u64 {
+    own_pages(bytes + 28)
+}
+
+/// Bytes of the pages that an entry takes alone, with a page's share of the page of seals. One that is smaller than a
+/// page may leave a page to itself, or cost its neighbours two.
+fn own_pages(entry_bytes: u64) -> u64 {
+    let pages = entry_bytes.div_ceil(PAGE_BYTES);
+    let pages = if pages == 1 { 3 } else { pages.next_power_of_two() };
+    pages * (PAGE_BYTES + 16)
 }
 
 /// Bytes of a record's share of its page: pages of several records are at least a third full.
 fn shared_bytes(record_bytes: u64) -> u64 {
     let with_key = record_bytes + 32 + 8;
-    if with_key < PAGE_BYTES / 2 { 3 * with_key } else { 3 * PAGE_BYTES + value_bytes(with_key) }
+    if with_key < PAGE_BYTES / 2 { 3 * with_key } else { 3 * PAGE_BYTES + own_pages(with_key) }
 }

@@ -6,6 +6,7 @@ use redb::{ReadTransaction, ReadableTable, Table, TableDefinition, WriteTransact
 
 use super::ReadError;
 use super::record::{self, BlockRecord, StoredBlock, chunk_checksum};
+use super::sealed::CHUNK_MARK;
 use super::space::{self, CHUNK_BYTES};
 use crate::BlockKey;
 
@@ -45,7 +46,10 @@ impl<'tx> BlockTables<'tx> {
         let mut checksums = Vec::with_capacity(bytes.len().div_ceil(CHUNK_BYTES));
         for (chunk, bytes) in (0u32..).zip(bytes.chunks(CHUNK_BYTES)) {
             checksums.push(chunk_checksum(&block.key, chunk, bytes));
-            self.chunks.insert((number, chunk), bytes)?;
+            let mut value = self.chunks.insert_reserve((number, chunk), CHUNK_MARK.len() + bytes.len())?;
+            let (mark, payload) = value.as_mut().split_at_mut(CHUNK_MARK.len());
+            mark.copy_from_slice(&CHUNK_MARK);
+            payload.copy_from_slice(bytes);
         }
         let record = BlockRecord { block: block.clone(), number, checksums };
         self.blocks.insert(block.key.as_bytes(), record::encode_block(&record).as_slice())?;
@@ -124,15 +128,16 @@ pub(super) fn read_block(
     let mut bytes = Vec::with_capacity(record.block.bytes as usize);
     for (chunk, checksum) in (0u32..).zip(&record.checksums) {
         let Some(found) = chunks.get((record.number, chunk))? else {
-            return Ok(Err(ReadError::Damaged("one of its chunks is not there")));
+            return Ok(Err(ReadError::Damaged("a chunk less than its record says")));
         };
-        if chunk_checksum(key, chunk, found.value()) != *checksum {
-            return Ok(Err(ReadError::Damaged("a chunk has another checksum than its bytes")));
-        }
-        bytes.extend_from_slice(found.value());
+        let payload = found.value().strip_prefix(&CHUNK_MARK);
+        let Some(payload) = payload.filter(|payload| chunk_checksum(key, chunk, payload) == *checksum) else {
+            return Ok(Err(ReadError::Damaged("a chunk with another checksum than its bytes have")));
+        };
+        bytes.extend_from_slice(payload);
     }
     match bytes.len() as u64 == record.block.bytes {
         true => Ok(Ok(bytes)),
-        false => Ok(Err(ReadError::Damaged("its chunks are not as long as the block"))),
+        false => Ok(Err(ReadError::Damaged("chunks of another length than its record says"))),
     }
 }

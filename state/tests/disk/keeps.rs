@@ -16,7 +16,7 @@ fn blocks_and_sessions_are_there_after_opening_again() {
     assert!(contents.blocks.is_empty() && contents.sessions.is_empty() && contents.notes.is_empty());
     // Sizes on both sides of a chunk, one of none at all, and a tail at the end.
     let stored: Vec<_> =
-        [0, 1, 262_124, 262_125, 830_464].into_iter().zip(1..).flat_map(|(b, s)| chain(s, 150, b)).collect();
+        [0, 1, 262_116, 262_117, 830_464].into_iter().zip(1..).flat_map(|(b, s)| chain(s, 150, b)).collect();
     disk.write(&stored, &[]).unwrap();
     disk.put_sessions(&[session("a", 1, 150, 1), session("b", 2, 150, 1)]).unwrap();
     disk.put_sessions(&[session("a", 1, 150, 2)]).unwrap();

@@ -1,5 +1,8 @@
 //! The store on disk: what it keeps, and its budget.
 
 mod budget;
+mod crash;
+mod damage;
+mod flaky;
 mod keeps;
 mod samples;
