@@ -106,8 +106,10 @@ struct Arena {
     size: u16,
     /// What losing a copy in memory costs where another is on SSD, in tokens of computing: one block is 64.
     read_cost: u64,
-    /// Slots that hold nothing.
+    /// Slots that were given back.
     free: Vec<u32>,
+    /// Slots from here on were never used.
+    unused_from: u32,
     leases: u32,
     /// Slots of leases that are no nodes.
     private: u32,
@@ -124,8 +126,8 @@ struct Arena {
     stuck_nodes: u32,
     /// Nodes whose bytes are being read for the SSD.
     copying: u32,
-    device_clock: u64,
-    ram_clock: u64,
+    device_clock: u32,
+    ram_clock: u32,
     /// Nodes without a lease and without a child on the device: what may be moved to RAM.
     device_order: BTreeSet<Rank>,
     /// Nodes in RAM that are not stuck and have no child in memory: what may be dropped.
@@ -146,7 +148,7 @@ pub struct Index {
     sizes: Vec<u64>,
     stored_bytes: u64,
     unsaved_bytes: u64,
-    stored_clock: u64,
+    stored_clock: u32,
     /// Nodes on SSD without a child there or on its way there, that are neither pinned nor being read.
     stored_order: BTreeSet<Rank>,
     /// Blocks to write, oldest wish first. A key whose node is not [`nodes::flag::WANTED`] any more is passed over.
@@ -181,13 +183,16 @@ impl Index {
     /// # Panics
     /// When 255 arenas exist.
     pub fn add_arena(&mut self, budget: ArenaBudget) -> ArenaId {
-        let slots =
-            budget.device_blocks.checked_add(budget.ram_blocks).expect("slots are numbered in 32 bits");
+        assert!(
+            budget.device_blocks.checked_add(budget.ram_blocks).is_some(),
+            "slots are numbered in 32 bits"
+        );
         let arena = Arena {
             budget,
             size: self.size(budget.stored_bytes),
             read_cost: 16,
-            free: (0..slots).rev().collect(),
+            free: Vec::new(),
+            unused_from: 0,
             leases: 0,
             private: 0,
             restoring_device: 0,
@@ -301,6 +306,19 @@ impl Arena {
 
     fn ram_used(&self) -> u32 {
         self.ram_nodes + self.restoring_ram
+    }
+
+    fn slots(&self) -> u32 {
+        self.budget.device_blocks + self.budget.ram_blocks
+    }
+
+    /// A slot that holds nothing. Whoever takes one has counted it before and made room.
+    fn take_slot(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
+            assert!(self.unused_from < self.slots(), "room was made");
+            self.unused_from += 1;
+            self.unused_from - 1
+        })
     }
 }
 

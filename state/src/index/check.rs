@@ -44,7 +44,9 @@ impl Index {
                 format!("a child of {id:?} names another parent")
             })?;
             let seen = children.iter().fold(0, |all, &id| all | u16::from(self.nodes[id].seen()));
-            ensure(self.nodes.children_flags(id) == seen, || format!("{id:?} sums up its children wrongly"))?;
+            ensure(self.nodes.children_flags(id) == seen && !node.is(flag::SSD_ALONE), || {
+                format!("{id:?} sums up its children wrongly")
+            })?;
             let pinned = self.pins.contains(&node.key) && !node.is_root();
             ensure(node.is(flag::PINNED) == pinned, || format!("{id:?} is pinned on one side only"))?;
             open.extend(children);
@@ -183,8 +185,9 @@ impl Index {
                 *if reading.on_device { &mut to_device } else { &mut to_ram } += reading.blocks.len() as u32;
             }
             slots.extend(&arena.free);
+            slots.extend(arena.unused_from..arena.slots());
             let distinct: BTreeSet<u32> = slots.iter().copied().collect();
-            let all = (arena.budget.device_blocks + arena.budget.ram_blocks) as usize;
+            let all = arena.slots() as usize;
             ensure(distinct.len() == all && slots.len() == all, || {
                 format!("arena {at}: {} claims on {} of {all} slots", slots.len(), distinct.len())
             })?;

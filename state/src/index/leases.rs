@@ -138,11 +138,11 @@ impl Index {
         let locked = arena.locked_nodes + path.blocks.iter().filter(is_unlocked).count() as u32;
         let source = path.partial.iter().map(|(id, _)| id);
         let stuck = arena.stuck_nodes + path.blocks.iter().chain(source).filter(is_free).count() as u32;
-        let slots = arena.budget.device_blocks + arena.budget.ram_blocks;
         let on_device =
             arena.budget.device_blocks.saturating_sub(locked + arena.private + arena.restoring_device);
-        let in_all =
-            slots.saturating_sub(stuck + arena.private + arena.restoring_device + arena.restoring_ram);
+        let in_all = arena
+            .slots()
+            .saturating_sub(stuck + arena.private + arena.restoring_device + arena.restoring_ram);
         on_device.min(in_all)
     }
 
@@ -190,7 +190,7 @@ impl Index {
         self.arena_mut(id).private += count;
         self.make_room(id);
         let arena = self.arena_mut(id);
-        (0..count).map(|_| arena.free.pop().expect("room was made")).collect()
+        (0..count).map(|_| arena.take_slot()).collect()
     }
 
     /// The next full block of a lease holds `tokens`. From here on it is immutable and found by others. Where an equal

@@ -66,8 +66,8 @@ impl Index {
         let memory = self.follow(root, usable, &Among { flags: flag::MEMORY, accept: &in_arena });
         let end = memory.blocks.last().copied().unwrap_or(root);
         let rest = &usable[memory.blocks.len() * BLOCK_TOKENS..];
-        let on_ssd_alone = |node: &Node| !node.is(flag::MEMORY) && (busy || !node.is(flag::RESTORING));
-        let mut stored = self.follow(end, rest, &Among { flags: flag::STORED, accept: &on_ssd_alone });
+        let can_be_read = |node: &Node| busy || !node.is(flag::RESTORING);
+        let mut stored = self.follow(end, rest, &Among { flags: flag::SSD_ALONE, accept: &can_be_read });
         let in_memory = memory.partial.map_or(0, |(_, shared)| shared);
         if stored.blocks.is_empty() {
             stored.partial = stored.partial.filter(|&(_, shared)| shared > in_memory);

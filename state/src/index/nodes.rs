@@ -19,7 +19,7 @@ pub(super) struct NodeId(pub(super) u32);
 /// No node.
 pub(super) const NONE: NodeId = NodeId(u32::MAX);
 
-/// What is true of a node. Parents see the first five of their children.
+/// What is true of a node. Parents see the first six of their children.
 pub(super) mod flag {
     /// In the arena: `slot` holds its KV.
     pub(in crate::index) const MEMORY: u16 = 1;
@@ -32,27 +32,29 @@ pub(super) mod flag {
     /// In memory and not to be dropped: somebody holds it or something below it.
     pub(in crate::index) const STUCK: u16 = 1 << 4;
     /// The five above.
-    pub(in crate::index) const SEEN: u16 = 0x1f;
+    pub(in crate::index) const OWN_SEEN: u16 = 0x1f;
+    /// On SSD and in no memory: seen by parents, derived from the others and never set by itself.
+    pub(in crate::index) const SSD_ALONE: u16 = 1 << 5;
     /// Waits to be written to SSD.
-    pub(in crate::index) const WANTED: u16 = 1 << 5;
+    pub(in crate::index) const WANTED: u16 = 1 << 6;
     /// Being written, and the bytes are still read from the slot.
-    pub(in crate::index) const COPYING: u16 = 1 << 6;
+    pub(in crate::index) const COPYING: u16 = 1 << 7;
     /// A read from SSD is on its way.
-    pub(in crate::index) const RESTORING: u16 = 1 << 7;
+    pub(in crate::index) const RESTORING: u16 = 1 << 8;
     /// Came from SSD and was not used since.
-    pub(in crate::index) const RESTORED: u16 = 1 << 8;
+    pub(in crate::index) const RESTORED: u16 = 1 << 9;
     /// A user asked to keep a copy.
-    pub(in crate::index) const PINNED: u16 = 1 << 9;
+    pub(in crate::index) const PINNED: u16 = 1 << 10;
     /// Its tokens are in the side table.
-    pub(in crate::index) const WIDE: u16 = 1 << 10;
+    pub(in crate::index) const WIDE: u16 = 1 << 11;
     /// Listed in the eviction order of its tier of memory.
-    pub(in crate::index) const IN_MEMORY_ORDER: u16 = 1 << 11;
+    pub(in crate::index) const IN_MEMORY_ORDER: u16 = 1 << 12;
     /// Listed in the eviction order of the SSD.
-    pub(in crate::index) const IN_STORED_ORDER: u16 = 1 << 12;
+    pub(in crate::index) const IN_STORED_ORDER: u16 = 1 << 13;
     /// Was evicted while being written: the copy goes as soon as it is there.
-    pub(in crate::index) const UNWANTED: u16 = 1 << 13;
+    pub(in crate::index) const UNWANTED: u16 = 1 << 14;
     /// The place in the slab is free.
-    pub(in crate::index) const FREE: u16 = 1 << 14;
+    pub(in crate::index) const FREE: u16 = 1 << 15;
 }
 
 const TOKEN_BITS: u32 = 18;
@@ -86,7 +88,7 @@ impl PackedTokens {
     }
 }
 
-/// One block. 232 bytes, so that a million of them with all that finds and orders them stay under 250 MB.
+/// One block. 224 bytes, so that a million of them with all that finds and orders them stay under 250 MB.
 #[derive(Clone)]
 pub(super) struct Node {
     pub(super) key: BlockKey,
@@ -98,9 +100,9 @@ pub(super) struct Node {
     pub(super) left: NodeId,
     pub(super) right: NodeId,
     /// Clock of its tier of memory at the last use there; see `policy.rs`.
-    pub(super) memory_base: u64,
+    pub(super) memory_base: u32,
     /// Clock of the SSD at the last use.
-    pub(super) stored_base: u64,
+    pub(super) stored_base: u32,
     pub(super) last_use_ms: u64,
     /// Its block of the arena, while it is in memory.
     pub(super) slot: u32,
@@ -121,7 +123,7 @@ pub(super) struct Node {
     pub(super) below: u8,
 }
 
-const _: () = assert!(size_of::<Node>() == 232);
+const _: () = assert!(size_of::<Node>() == 224);
 
 impl Node {
     pub(super) fn is(&self, flags: u16) -> bool {
@@ -141,7 +143,8 @@ impl Node {
     }
 
     pub(super) fn seen(&self) -> u8 {
-        (self.flags & flag::SEEN) as u8
+        let alone = self.is(flag::STORED) && !self.is(flag::MEMORY);
+        (self.flags & flag::OWN_SEEN) as u8 | if alone { flag::SSD_ALONE as u8 } else { 0 }
     }
 }
 

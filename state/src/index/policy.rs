@@ -16,6 +16,9 @@
 //!   conversation goes as a whole before the next one is touched.
 //! * A block that is wanted on SSD and was not copied out yet goes after all others, where going means being lost.
 //!
+//! A clock has 32 bits, to spare memory. It rises by at most 1024 while a whole tier is turned over; should it ever
+//! reach its end it stays there, and what is new is ordered by its last use alone.
+//!
 //! After P. Cao and S. Irani, "Cost-Aware WWW Proxy Caching Algorithms" (1997), and L. Cherkasova, "Improving WWW
 //! Proxies Performance with Greedy-Dual-Size-Frequency Caching Policy" (1998). Blocks of one arena have one size.
 
@@ -38,8 +41,8 @@ const LAST_RESORT: u64 = 1 << 63;
 
 impl Rank {
     /// What the clock shows when this one has gone.
-    pub(super) fn clock(&self) -> u64 {
-        self.priority & !LAST_RESORT
+    pub(super) fn clock(&self) -> u32 {
+        u32::try_from(self.priority & !LAST_RESORT).unwrap_or(u32::MAX)
     }
 }
 
@@ -79,7 +82,7 @@ impl Index {
     }
 }
 
-fn rank(id: NodeId, node: &Node, base: u64, cost: u64, last: u64) -> Rank {
-    let priority = (base + u64::from(node.uses.min(MAX_USES)) * cost) | last;
+fn rank(id: NodeId, node: &Node, base: u32, cost: u64, last: u64) -> Rank {
+    let priority = (u64::from(base) + u64::from(node.uses.min(MAX_USES)) * cost) | last;
     Rank { priority, last_use_ms: node.last_use_ms, node: id }
 }

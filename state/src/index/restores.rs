@@ -79,7 +79,7 @@ impl Index {
         *if on_device { &mut room.restoring_device } else { &mut room.restoring_ram } += count;
         self.make_room(arena);
         let room = self.arena_mut(arena);
-        let slots: Vec<u32> = missing.iter().map(|_| room.free.pop().expect("room was made")).collect();
+        let slots: Vec<u32> = missing.iter().map(|_| room.take_slot()).collect();
         let reads = missing.iter().zip(&slots).map(|(&id, &slot)| Read { key: self.nodes[id].key, slot });
         let reads = reads.collect();
         let id = RestoreId(self.name());
@@ -100,8 +100,7 @@ impl Index {
         }
         let busy = arena.private + arena.restoring_device;
         let budget = &arena.budget;
-        let in_all = budget.device_blocks + budget.ram_blocks;
-        let in_all = in_all.saturating_sub(stuck + busy + arena.restoring_ram);
+        let in_all = arena.slots().saturating_sub(stuck + busy + arena.restoring_ram);
         let in_tier = if on_device {
             budget.device_blocks.saturating_sub(arena.locked_nodes + busy)
         } else {
