@@ -8,13 +8,14 @@ use crate::failure::Failure;
 use crate::generate;
 use crate::interrupt::Interrupt;
 use crate::limits::HISTORY_LINES;
+use crate::units;
 use rustyline::{Config, DefaultEditor, error::ReadlineError};
 use serde_json::{Value, json};
 use std::{
     env, fs,
     path::{Path, PathBuf},
 };
-use zllm_wire::{Prompt, Submit, Template, Usage};
+use zllm_wire::{Prompt, Submit, Template, TokenTiers, Usage};
 
 const HELP: &str = "\
 /stats  what the last answer and the whole conversation took
@@ -121,6 +122,9 @@ impl Chat {
         self.last = Some(usage);
         self.total.prompt_tokens += usage.prompt_tokens;
         self.total.cached_tokens += usage.cached_tokens;
+        let (sum, more) = (&mut self.total.cached_by_tier, usage.cached_by_tier);
+        *sum =
+            TokenTiers { device: sum.device + more.device, ram: sum.ram + more.ram, ssd: sum.ssd + more.ssd };
         self.total.generated_tokens += usage.generated_tokens;
     }
 
@@ -134,10 +138,11 @@ impl Chat {
         match &self.last {
             None => eprintln!("nothing was asked yet"),
             Some(last) => {
-                let Usage { prompt_tokens, cached_tokens, generated_tokens, .. } = self.total;
+                let Usage { prompt_tokens, cached_tokens, cached_by_tier, generated_tokens, .. } = self.total;
+                let cached = units::cached(cached_tokens, &cached_by_tier);
                 eprintln!("last   {}", stats_line(last));
                 eprintln!(
-                    "total  prompts {prompt_tokens} tokens ({cached_tokens} cached), generated {generated_tokens} tokens"
+                    "total  prompts {prompt_tokens} tokens ({cached}), generated {generated_tokens} tokens"
                 );
             }
         }

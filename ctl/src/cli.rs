@@ -1,9 +1,18 @@
 //! The command line's definition: parsing, help, completions and the man page all come from here.
 
+mod sessions;
+
+pub(crate) use sessions::{
+    EvictArgs, ForkArgs, Listed, SaveArgs, SessionArgs, TenantArgs, TimeToLive, session_ref, with_tenant,
+};
+
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use sessions::time_to_live;
 use std::path::PathBuf;
 use zllm_wire::paths::SOCKET_ENV;
-use zllm_wire::{BUILTIN_TEMPLATES, GenerationParams, JobId, LogitBias, SamplingParams, SessionId, limits};
+use zllm_wire::{
+    BUILTIN_TEMPLATES, GenerationParams, JobId, LogitBias, SamplingParams, SessionId, Tenant, limits,
+};
 
 const AFTER_HELP: &str = "\
 Results go to stdout, everything else to stderr.
@@ -68,11 +77,25 @@ pub(crate) enum Command {
     /// Submit a job that goes on without this command, and print its id
     Submit(SubmitArgs),
     /// List sessions and jobs
-    List,
+    List {
+        /// Only these
+        what: Option<Listed>,
+        /// Only those of this tenant
+        #[arg(long, value_name = "NAME")]
+        tenant: Option<Tenant>,
+    },
     /// Show a job or a session in full
     Show {
         /// A job's id (it begins with "j-") or a session's
         id: String,
+        /// Whose session it is
+        #[arg(long, value_name = "NAME")]
+        tenant: Option<Tenant>,
+    },
+    /// Say why a job found what it found in the KV cache
+    Why {
+        /// The job's id
+        job: JobId,
     },
     /// Stream a job's answer from its start, or from an offset on
     Attach {
@@ -87,15 +110,28 @@ pub(crate) enum Command {
         /// The job's id
         job: JobId,
     },
-    /// Drop cached KV of a session, or all of it
-    Evict {
-        /// The session's id
-        #[arg(required_unless_present = "all", conflicts_with = "all")]
-        session: Option<SessionId>,
-        /// Everything that no running job holds
-        #[arg(long)]
-        all: bool,
+    /// Draw where the kept KV lies: device, RAM and SSD, block by block
+    Residency,
+    /// Drop kept KV: of a session, of old ones, or all of it
+    Evict(EvictArgs),
+    /// Keep a session's KV until it is unpinned
+    Pin(SessionArgs),
+    /// Let a session's KV go when the room is needed
+    Unpin(SessionArgs),
+    /// Say how long after its last use a session is forgotten
+    Ttl {
+        #[command(flatten)]
+        session: SessionArgs,
+        /// Such as 30s, 15m, 12h or 7d; "off": when the room is needed
+        #[arg(value_parser = time_to_live)]
+        ttl: TimeToLive,
     },
+    /// Write sessions to the SSD now, and return when they are there
+    Save(SaveArgs),
+    /// Begin a new session with another's timeline, or with a part of it
+    Fork(ForkArgs),
+    /// Read all that is on the SSD and compare it with its checksums and references; mends nothing
+    Check,
     /// Show the daemon at a glance
     Status,
     /// Stop the daemon when its jobs have ended
@@ -183,6 +219,11 @@ pub(crate) struct PromptArgs {
     /// Keep the KV under this session's name
     #[arg(long, value_name = "ID")]
     pub(crate) session: Option<SessionId>,
+    /// Go on from where this session is: the prompt follows its tokens as it is; --session names another to keep it under
+    #[arg(long = "continue", value_name = "ID", conflicts_with_all = ["raw", "system", "template"])]
+    pub(crate) continued: Option<SessionId>,
+    #[command(flatten)]
+    pub(crate) tenant: TenantArgs,
     #[command(flatten, next_help_heading = "Sampling")]
     pub(crate) sampling: SamplingArgs,
 }

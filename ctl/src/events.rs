@@ -123,14 +123,13 @@ fn json_line(offset: u64, event: &Event) -> Result<Value, Failure> {
     Ok(Value::Object(line))
 }
 
-/// `prompt 23 tokens (16 cached), generated 45 tokens, first token after 0.12 s, 67.3 tokens/s`.
+/// `prompt 23 tokens (16 cached in RAM), generated 45 tokens, first token after 0.12 s, 67.3 tokens/s`.
 pub(crate) fn stats_line(usage: &Usage) -> String {
     let prompt = units::count(usage.prompt_tokens, "token");
     let generated = units::count(usage.generated_tokens, "token");
     let first = units::duration_ms(usage.first_token_ms);
-    let cached = usage.cached_tokens;
-    let mut line =
-        format!("prompt {prompt} ({cached} cached), generated {generated}, first token after {first}");
+    let cached = units::cached(usage.cached_tokens, &usage.cached_by_tier);
+    let mut line = format!("prompt {prompt} ({cached}), generated {generated}, first token after {first}");
     // The first token comes with the prefill, so the rate counts those after it.
     if usage.generated_tokens > 1 && usage.decode_ms > 0.0 {
         let rate = (usage.generated_tokens - 1) as f64 / (usage.decode_ms / 1000.0);
@@ -142,7 +141,7 @@ pub(crate) fn stats_line(usage: &Usage) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zllm_wire::{ChoiceEnd, StopCause, TokenLogprob};
+    use zllm_wire::{ChoiceEnd, StopCause, TokenLogprob, TokenTiers};
 
     fn text(text: &str) -> Event {
         Event::Text { choice: 0, text: text.into(), tokens: 1, logprobs: vec![] }
@@ -193,13 +192,14 @@ mod tests {
         let usage = Usage {
             prompt_tokens: 23,
             cached_tokens: 16,
+            cached_by_tier: TokenTiers { device: 10, ram: 6, ssd: 0 },
             generated_tokens: 46,
             first_token_ms: 120.0,
             decode_ms: 500.0,
             ..Usage::default()
         };
-        let line =
-            "prompt 23 tokens (16 cached), generated 46 tokens, first token after 0.12 s, 90.0 tokens/s";
+        let line = "prompt 23 tokens (16 cached: 10 on device, 6 in RAM), generated 46 tokens, first token after 0.12 s, \
+                    90.0 tokens/s";
         assert_eq!(stats_line(&usage), line);
         let one = Usage { generated_tokens: 1, ..usage };
         assert!(stats_line(&one).ends_with("generated 1 token, first token after 0.12 s"));

@@ -28,6 +28,9 @@ pub(crate) fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
         return Err(Failure::Usage("--logprobs is shown with --json; give both".into()));
     }
     let text = read_prompt(&args)?;
+    if text.is_none() && args.continued.is_some() {
+        return Err(Failure::Usage("--continue needs a prompt; a chat sends the whole conversation".into()));
+    }
     let interrupt = Interrupt::install()?;
     let mut connection = context.connect()?;
     interrupt.guard(connection.stream())?;
@@ -91,6 +94,9 @@ pub(crate) fn answer(
 
 /// The whole prompt for one message of the user.
 fn prompt(args: &PromptArgs, text: &str, template: Option<Template>) -> Prompt {
+    if let Some(session) = args.continued.clone() {
+        return Prompt::Continue { session, text: text.to_owned(), parse_special: true };
+    }
     if args.raw {
         return raw(text);
     }
@@ -123,8 +129,9 @@ fn without_prompt(args: &PromptArgs) -> Result<Submit, Failure> {
         model: args.model.clone(),
         prompt: Prompt::Text { text: String::new(), parse_special: false },
         params: args.sampling.params().map_err(Failure::Usage)?,
-        session: args.session.clone(),
-        tenant: None,
+        // What goes on from a session is a turn of it, unless another is named.
+        session: args.session.clone().or_else(|| args.continued.clone()),
+        tenant: args.tenant.tenant.clone(),
         detached: false,
         stream: true,
         label: None,
@@ -170,7 +177,7 @@ fn read_prompt(args: &PromptArgs) -> Result<Option<String>, Failure> {
 
 /// Refuses a conversation with a model that has no template for it, before anything is typed or sent.
 fn needs_template(args: &PromptArgs, info: &ModelInfo) -> Result<(), Failure> {
-    if args.raw || args.template.is_some() || info.has_template != Some(false) {
+    if args.raw || args.continued.is_some() || args.template.is_some() || info.has_template != Some(false) {
         return Ok(());
     }
     Err(Failure::Refused(format!(

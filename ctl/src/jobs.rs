@@ -1,5 +1,6 @@
-//! `list`, `show`, `cancel`, `evict`: jobs and sessions.
+//! `list`, `show`, `cancel`: jobs and sessions.
 
+use crate::cli::{Listed, session_ref, with_tenant};
 use crate::client::{Context, unexpected};
 use crate::events::stats_line;
 use crate::failure::Failure;
@@ -7,21 +8,41 @@ use crate::output;
 use crate::units::{self, Align, Table, bytes_or_dash};
 use serde_json::json;
 use zllm_wire::{
-    Answer, ChoiceEnd, EvictTarget, FinishReason, JobDetail, JobId, JobInfo, JobState, Op, SessionDetail,
-    SessionId, SessionInfo, SessionRef, SessionState, ShowTarget, StopCause,
+    Answer, ChoiceEnd, FinishReason, JobDetail, JobId, JobInfo, JobState, Op, SessionDetail, SessionInfo,
+    SessionRef, SessionState, ShowTarget, StopCause, Tenant, Tier,
 };
 
-/// `list`.
-pub(crate) fn list(context: &Context) -> Result<(), Failure> {
-    let (sessions, jobs) = match context.ask(Op::List)? {
+/// `list`: all, or only one kind, or only those of one tenant.
+pub(crate) fn list(context: &Context, what: Option<Listed>, tenant: Option<Tenant>) -> Result<(), Failure> {
+    let (mut sessions, mut jobs) = match context.ask(Op::List)? {
         Answer::Listing { sessions, jobs } => (sessions, jobs),
         other => return Err(unexpected(&other)),
     };
+    if tenant.is_some() {
+        sessions.retain(|session| session.tenant == tenant);
+        jobs.retain(|job| job.tenant == tenant);
+    }
     if context.json {
-        return output::print_json(&json!({ "sessions": sessions, "jobs": jobs }));
+        return match what {
+            Some(Listed::Sessions) => output::print_json(&json!({ "sessions": sessions })),
+            Some(Listed::Jobs) => output::print_json(&json!({ "jobs": jobs })),
+            None => output::print_json(&json!({ "sessions": sessions, "jobs": jobs })),
+        };
+    }
+    match what {
+        Some(Listed::Sessions) => jobs.clear(),
+        Some(Listed::Jobs) => sessions.clear(),
+        None => {}
     }
     if sessions.is_empty() && jobs.is_empty() {
-        eprintln!("no sessions and no jobs");
+        eprintln!(
+            "{}",
+            match what {
+                Some(Listed::Sessions) => "no sessions",
+                Some(Listed::Jobs) => "no jobs",
+                None => "no sessions and no jobs",
+            }
+        );
         return Ok(());
     }
     let tables = [session_table(&sessions), job_table(&jobs)];
@@ -30,8 +51,8 @@ pub(crate) fn list(context: &Context) -> Result<(), Failure> {
 }
 
 /// `show`.
-pub(crate) fn show(context: &Context, id: &str) -> Result<(), Failure> {
-    match context.ask(Op::Show(target(id)?))? {
+pub(crate) fn show(context: &Context, id: &str, tenant: Option<Tenant>) -> Result<(), Failure> {
+    match context.ask(Op::Show(target(id, tenant)?))? {
         Answer::Job(job) if context.json => output::print_json(&job),
         Answer::Job(job) => output::print(&output::foreign(&job_page(&job))),
         Answer::Session(session) if context.json => output::print_json(&session),
@@ -49,29 +70,13 @@ pub(crate) fn cancel(context: &Context, job: JobId) -> Result<(), Failure> {
     }
 }
 
-/// `evict`: one session, or all when there is none named.
-pub(crate) fn evict(context: &Context, session: Option<SessionId>) -> Result<(), Failure> {
-    let named = |id| EvictTarget::Session(SessionRef { tenant: None, id });
-    match context.ask(Op::Evict { target: session.map_or(EvictTarget::All, named), tier: None })? {
-        Answer::Evicted { sessions, blocks, bytes } if context.json => {
-            output::print_json(&json!({ "sessions": sessions, "blocks": blocks, "bytes": bytes }))
-        }
-        Answer::Evicted { sessions, blocks, bytes } => output::print(&format!(
-            "{}, {}, {} freed\n",
-            units::count(sessions.into(), "session"),
-            units::count(blocks, "block"),
-            units::bytes(bytes)
-        )),
-        other => Err(unexpected(&other)),
-    }
-}
-
-fn target(id: &str) -> Result<ShowTarget, Failure> {
+fn target(id: &str, tenant: Option<Tenant>) -> Result<ShowTarget, Failure> {
     match JobId::new(id) {
-        Ok(job) => Ok(ShowTarget::Job(job)),
+        Ok(job) if tenant.is_none() => Ok(ShowTarget::Job(job)),
+        Ok(job) => Err(Failure::Usage(format!("{job} is a job, which is found without its tenant"))),
         Err(_) => {
-            let id = SessionId::new(id).map_err(|error| Failure::Usage(error.to_string()))?;
-            Ok(ShowTarget::Session(SessionRef { tenant: None, id }))
+            let session = session_ref(id).map_err(Failure::Usage)?;
+            Ok(ShowTarget::Session(with_tenant(session, tenant)?))
         }
     }
 }
@@ -89,10 +94,11 @@ fn session_table(sessions: &[SessionInfo]) -> String {
         ("RAM", Align::Right),
         ("SSD", Align::Right),
         ("LAST USE", Align::Left),
+        ("KEPT", Align::Left),
     ]);
     for session in sessions {
         table.row([
-            session.id.to_string(),
+            name(session).to_string(),
             session.model.clone(),
             session_state(session.state).into(),
             session.tokens.to_string(),
@@ -100,6 +106,7 @@ fn session_table(sessions: &[SessionInfo]) -> String {
             bytes_or_dash(session.bytes.ram),
             bytes_or_dash(session.bytes.ssd),
             units::age(session.idle_ms),
+            kept_briefly(session),
         ]);
     }
     table.render()
@@ -145,6 +152,7 @@ fn job_page(job: &JobDetail) -> String {
     let mut rows = vec![("job", info.id.to_string())];
     rows.extend(info.label.as_deref().map(|label| ("label", one_line(label))));
     rows.push(("model", info.model.clone()));
+    rows.extend(info.tenant.as_ref().map(|tenant| ("tenant", tenant.to_string())));
     rows.extend(info.session.as_ref().map(|session| ("session", session.to_string())));
     rows.push(("state", job_state(info)));
     match job.choices.as_slice() {
@@ -163,8 +171,10 @@ fn job_page(job: &JobDetail) -> String {
         None => rows.push((
             "tokens",
             format!(
-                "prompt {} ({} cached), generated {}",
-                info.prompt_tokens, info.cached_tokens, info.generated_tokens
+                "prompt {} ({}), generated {}",
+                info.prompt_tokens,
+                units::cached(info.cached_tokens, &info.cached_by_tier),
+                info.generated_tokens
             ),
         )),
     }
@@ -185,22 +195,79 @@ fn job_page(job: &JobDetail) -> String {
 }
 
 fn session_page(session: &SessionDetail) -> String {
-    let info = &session.info;
-    let mut page = units::pairs(&[
-        ("session", info.id.to_string()),
+    let (info, blocks) = (&session.info, &session.blocks);
+    let turns = format!(
+        "{}, {} of which found {} in the cache",
+        info.turns,
+        session.hits,
+        units::count(info.hit_tokens, "token")
+    );
+    let kv = |bytes, count| match count {
+        0 => "-".to_owned(),
+        _ => format!("{}, {}", units::bytes(bytes), units::count(count, "block")),
+    };
+    let mut rows = vec![("session", info.id.to_string())];
+    rows.extend(info.tenant.as_ref().map(|tenant| ("tenant", tenant.to_string())));
+    rows.extend([
         ("model", info.model.clone()),
         ("state", session_state(info.state).into()),
         ("tokens", info.tokens.to_string()),
+        ("turns", turns),
+        ("created", units::age(session.created_ms_ago)),
         ("last use", units::age(info.idle_ms)),
-        ("KV on device", units::bytes(info.bytes.device)),
-        ("KV in RAM", units::bytes(info.bytes.ram)),
-        ("KV on SSD", units::bytes(info.bytes.ssd)),
+        ("kept", kept(info)),
+        ("saved", saved(session)),
+        ("KV on device", kv(info.bytes.device, blocks.device)),
+        ("KV in RAM", kv(info.bytes.ram, blocks.ram)),
+        ("KV on SSD", kv(info.bytes.ssd, blocks.ssd)),
     ]);
+    if session.shared_blocks > 0 {
+        let with: Vec<String> = session.shared_with.iter().map(ToString::to_string).collect();
+        let blocks = units::count(session.shared_blocks, "block");
+        rows.push(("shared", format!("{blocks} with {}", with.join(", "))));
+    }
+    let mut page = units::pairs(&rows);
     if !session.jobs.is_empty() {
         page.push('\n');
         page.push_str(&job_table(&session.jobs));
     }
     page
+}
+
+fn name(session: &SessionInfo) -> SessionRef {
+    SessionRef { tenant: session.tenant.clone(), id: session.id.clone() }
+}
+
+/// How long a session stays.
+fn kept(session: &SessionInfo) -> String {
+    let ttl = session.ttl_ms.map(|ms| units::duration_ms(ms as f64));
+    match (session.pinned, ttl) {
+        (true, None) => "until it is unpinned".into(),
+        (true, Some(ttl)) => format!("pinned, and at most {ttl} after its last use"),
+        (false, None) => "until the room is needed".into(),
+        (false, Some(ttl)) => format!("until the room is needed, and at most {ttl} after its last use"),
+    }
+}
+
+/// Whether it would be found after a restart.
+fn saved(session: &SessionDetail) -> String {
+    let waiting = match session.unsaved_blocks {
+        0 => String::new(),
+        blocks => format!(", {} not {}", units::count(blocks, "block"), units::place(Tier::Ssd)),
+    };
+    match session.saved_generation {
+        Some(saved) if saved == session.generation => format!("yes{waiting}"),
+        Some(saved) => format!("as it was at change {saved} of {}{waiting}", session.generation),
+        None => format!("no{waiting}"),
+    }
+}
+
+/// The same in a cell.
+fn kept_briefly(session: &SessionInfo) -> String {
+    let pinned = session.pinned.then(|| "pinned".to_owned());
+    let saved = session.saved.then(|| "saved".to_owned());
+    let ttl = session.ttl_ms.map(|ms| format!("for {}", units::duration_ms(ms as f64)));
+    [pinned, saved, ttl].into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
 fn job_state(job: &JobInfo) -> String {

@@ -17,10 +17,13 @@ mod limits;
 mod models;
 mod output;
 mod pull;
+mod residency;
+mod sessions;
 mod shell;
 mod status;
 mod tokenize;
 mod units;
+mod why;
 
 use clap::Parser;
 use cli::{Cli, Command};
@@ -57,11 +60,19 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Unload { model } => models::unload(&context, model),
         Command::Run(args) => generate::run(&context, args),
         Command::Submit(args) => generate::submit(&context, args),
-        Command::List => jobs::list(&context),
-        Command::Show { id } => jobs::show(&context, &id),
+        Command::List { what, tenant } => jobs::list(&context, what, tenant),
+        Command::Show { id, tenant } => jobs::show(&context, &id, tenant),
+        Command::Why { job } => why::why(&context, job),
         Command::Attach { job, from } => follow::attach(&context, job, from),
         Command::Cancel { job } => jobs::cancel(&context, job),
-        Command::Evict { session, .. } => jobs::evict(&context, session),
+        Command::Residency => residency::residency(&context),
+        Command::Evict(args) => sessions::evict(&context, args),
+        Command::Pin(session) => sessions::pin(&context, session),
+        Command::Unpin(session) => sessions::unpin(&context, session),
+        Command::Ttl { session, ttl } => sessions::ttl(&context, session, ttl),
+        Command::Save(args) => sessions::save(&context, args),
+        Command::Fork(args) => sessions::fork(&context, args),
+        Command::Check => sessions::check(&context),
         Command::Status => status::status(&context),
         Command::Stop { now, no_wait } => status::stop(&context, now, no_wait),
         Command::Tokenize(args) => tokenize::tokenize(&context, args),

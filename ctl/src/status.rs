@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::units::{self, Align, Table};
 use crate::{models, output};
 use serde_json::json;
-use zllm_wire::{Answer, BlockUsage, DeviceInfo, Op, Status, Tier};
+use zllm_wire::{Answer, BlockUsage, DeviceInfo, KvStatus, Op, SsdState, Status, Tier, TierBlocks};
 
 /// `status`.
 pub(crate) fn status(context: &Context) -> Result<(), Failure> {
@@ -41,7 +41,7 @@ pub(crate) fn stop(context: &Context, now: bool, no_wait: bool) -> Result<(), Fa
 fn page(status: &Status) -> String {
     let draining = if status.draining { ", stopping" } else { "" };
     let uptime = units::duration_ms(status.uptime_ms as f64);
-    let mut page = units::pairs(&[
+    let mut rows = vec![
         ("zllmd", format!("{}, process {}, up {uptime}{draining}", status.version, status.pid)),
         (
             "jobs",
@@ -72,7 +72,9 @@ fn page(status: &Status) -> String {
                 units::count(status.sessions.into(), "session")
             ),
         ),
-    ]);
+    ];
+    rows.extend(kv_rows(&status.kv));
+    let mut page = units::pairs(&rows);
     let tables = [models::table(&status.models), device_table(&status.devices), block_table(&status.blocks)];
     // A table of one line is a header with nothing under it.
     for table in tables.iter().filter(|table| table.lines().count() > 1) {
@@ -80,6 +82,37 @@ fn page(status: &Status) -> String {
         page.push_str(table);
     }
     page
+}
+
+fn kv_rows(kv: &KvStatus) -> Vec<(&'static str, String)> {
+    let ssd = match &kv.ssd {
+        SsdState::Off => "off".to_owned(),
+        SsdState::Down { reason } => format!("down: {reason}"),
+        SsdState::Ready => format!(
+            "{} of {}, {}, {} to be written, in {}",
+            units::bytes(kv.file_bytes),
+            units::bytes(kv.budget_bytes),
+            units::count(kv.stored_blocks, "block"),
+            units::bytes(kv.unsaved_bytes),
+            kv.path.as_deref().unwrap_or("a place that is not told")
+        ),
+    };
+    let ram = format!("{} of {}", units::bytes(kv.ram_used_bytes), units::bytes(kv.ram_budget_bytes));
+    let mut rows = vec![("KV in RAM", ram), ("KV on SSD", ssd)];
+    let read = kv.read_bytes_per_s.map(|rate| format!("{}/s read from SSD", units::bytes(rate as u64)));
+    let compute = kv.compute_tokens_per_s.map(|rate| format!("{rate:.0} tokens/s computed"));
+    let rates: Vec<String> = read.into_iter().chain(compute).collect();
+    if !rates.is_empty() {
+        rows.push(("KV rates", rates.join(", ")));
+    }
+    let TierBlocks { device, ram, ssd } = kv.evicted_blocks;
+    if device + ram + ssd > 0 {
+        rows.push(("evicted", format!("blocks {}", units::by_place([device, ram, ssd]))));
+    }
+    if kv.lost_unsaved_blocks > 0 {
+        rows.push(("lost", format!("{}, evicted unsaved", units::count(kv.lost_unsaved_blocks, "block"))));
+    }
+    rows
 }
 
 fn device_table(devices: &[DeviceInfo]) -> String {

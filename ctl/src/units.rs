@@ -1,4 +1,6 @@
-//! Numbers as people read them, and columns that line up.
+//! Numbers as people read and write them, and columns that line up.
+
+use zllm_wire::{Tier, TokenTiers};
 
 /// `98.4 MiB`; three digits are enough to compare by.
 pub(crate) fn bytes(bytes: u64) -> String {
@@ -30,6 +32,51 @@ pub(crate) fn duration_ms(ms: f64) -> String {
         60..3600 => format!("{} min {} s", whole / 60, whole % 60),
         3600..86_400 => format!("{} h {} min", whole / 3600, whole / 60 % 60),
         _ => format!("{} d {} h", whole / 86_400, whole / 3600 % 24),
+    }
+}
+
+/// The milliseconds of `30s`, `15m`, `12h` or `7d`.
+pub(crate) fn parse_duration_ms(text: &str) -> Result<u64, String> {
+    const UNITS_MS: [(&str, u64); 4] = [("s", 1000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
+    let not_one = || format!("{text:?} is no duration, such as 30s, 15m, 12h or 7d");
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let (_, unit_ms) = UNITS_MS.into_iter().find(|(name, _)| *name == unit).ok_or_else(not_one)?;
+    if number.is_empty() {
+        return Err(not_one());
+    }
+    let ms = number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit_ms));
+    match ms {
+        Some(0) => Err(format!("{text:?} is no time at all; at least 1s")),
+        Some(ms) => Ok(ms),
+        None => Err(format!("{text:?} is too long")),
+    }
+}
+
+/// Where something lies, as people say it.
+pub(crate) fn place(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Device => "on device",
+        Tier::Ram => "in RAM",
+        Tier::Ssd => "on SSD",
+    }
+}
+
+/// `10 on device, 6 on SSD`; empty for nothing.
+pub(crate) fn by_place(counts: [u64; 3]) -> String {
+    let tiers = [Tier::Device, Tier::Ram, Tier::Ssd];
+    let parts = counts.into_iter().zip(tiers).filter(|(count, _)| *count > 0);
+    parts.map(|(count, tier)| format!("{count} {}", place(tier))).collect::<Vec<_>>().join(", ")
+}
+
+/// `0 cached`, `16 cached in RAM`, `16 cached: 10 on device, 6 on SSD`.
+pub(crate) fn cached(tokens: u64, by_tier: &TokenTiers) -> String {
+    let TokenTiers { device, ram, ssd } = *by_tier;
+    let only = [(device, Tier::Device), (ram, Tier::Ram), (ssd, Tier::Ssd)];
+    match only.into_iter().find(|(count, _)| *count == tokens) {
+        _ if tokens == 0 => "0 cached".into(),
+        Some((_, tier)) => format!("{tokens} cached {}", place(tier)),
+        None => format!("{tokens} cached: {}", by_place([device, ram, ssd])),
     }
 }
 
@@ -144,6 +191,29 @@ mod tests {
         assert_eq!(age(185_000), "3 min 5 s ago");
         assert_eq!(count(1, "token"), "1 token");
         assert_eq!(count(0, "token"), "0 tokens");
+    }
+
+    #[test]
+    fn durations_that_people_write() {
+        let good = [("30s", 30_000), ("15m", 900_000), ("12h", 43_200_000), ("7d", 604_800_000)];
+        for (text, ms) in good {
+            assert_eq!(parse_duration_ms(text), Ok(ms));
+        }
+        for text in ["", "12", "h", "1.5h", "-1h", "1 h", "1w", "1h30m", "é"] {
+            assert!(parse_duration_ms(text).is_err_and(|error| error.contains("is no duration")), "{text}");
+        }
+        assert_eq!(parse_duration_ms("0h"), Err("\"0h\" is no time at all; at least 1s".into()));
+        for text in ["99999999999999999999s", "18446744073709551615d"] {
+            assert!(parse_duration_ms(text).is_err_and(|error| error.contains("too long")), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_was_cached_where() {
+        let tiers = |device, ram, ssd| TokenTiers { device, ram, ssd };
+        assert_eq!(cached(0, &tiers(0, 0, 0)), "0 cached");
+        assert_eq!(cached(16, &tiers(0, 16, 0)), "16 cached in RAM");
+        assert_eq!(cached(16, &tiers(10, 0, 6)), "16 cached: 10 on device, 6 on SSD");
     }
 
     #[test]

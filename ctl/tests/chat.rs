@@ -84,7 +84,7 @@ fn a_conversation() {
     types("/stats\r", "nothing was asked yet");
     types("hi\r", "first answer");
     types("and\r", "second answer");
-    types("/stats\r", "(32 cached), generated 92 tokens");
+    types("/stats\r", "(32 cached on device), generated 92 tokens");
     types("/reset\r", "a new conversation");
     types("/nonsense\r", "no command /nonsense");
     types("/help\r", "Ctrl-D");

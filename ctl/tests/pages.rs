@@ -71,8 +71,8 @@ fn says(op: Op, answer: Answer, args: &[&str]) -> String {
 fn listing() {
     let answer = Answer::Listing { sessions: vec![session_info()], jobs: vec![job_info()] };
     let table = "\
-SESSION  MODEL  STATE  TOKENS  DEVICE      RAM    SSD  LAST USE
-s-1      m      idle     1234       -  5.0 GiB  700 B  2 h 7 min ago
+SESSION  MODEL  STATE  TOKENS  DEVICE      RAM    SSD  LAST USE       KEPT
+s-1      m      idle     1234       -  5.0 GiB  700 B  2 h 7 min ago  saved
 
 JOB   MODEL  STATE                PROMPT  CACHED  GENERATED   DEVICE  RAM  SSD  LAST USE  LABEL
 j-01  m      queued, 2 before it      23      16          0  3.0 MiB    -    -  5 s ago   two lines
@@ -110,7 +110,7 @@ KV on device  3.0 MiB
 KV in RAM     0 B
 KV on SSD     0 B
 events        4
-tokens        prompt 23 (16 cached), generated 0
+tokens        prompt 23 (16 cached: 10 on device, 6 on SSD), generated 0
 
 so far
 ";
@@ -120,7 +120,22 @@ so far
     assert!(json.starts_with(r#"{"info":{"id":"j-01","#), "{json}");
     let op = Op::Show(ShowTarget::Session(session_ref()));
     let page = says(op, Answer::Session(Box::new(session_detail())), &["show", "s-1"]);
-    assert!(page.starts_with("session       s-1\n") && page.contains("\n\nJOB "), "{page}");
+    let wanted = "\
+session       s-1
+model         m
+state         idle
+tokens        1234
+turns         4, 3 of which found 900 tokens in the cache
+created       1 d 1 h ago
+last use      2 h 7 min ago
+kept          until the room is needed
+saved         yes, 1 block not on SSD
+KV on device  -
+KV in RAM     5.0 GiB, 20 blocks
+KV on SSD     700 B, 19 blocks
+
+JOB ";
+    assert!(page.starts_with(wanted), "{page}");
 }
 
 #[test]
@@ -146,18 +161,18 @@ fn status_page() {
             cached: 20,
         }],
         kv: KvStatus {
-            ssd: SsdState::Off,
-            path: None,
-            file_bytes: 0,
-            budget_bytes: 0,
-            stored_blocks: 0,
-            unsaved_bytes: 0,
-            ram_budget_bytes: 0,
-            ram_used_bytes: 0,
-            read_bytes_per_s: None,
-            compute_tokens_per_s: None,
-            evicted_blocks: TierBlocks::default(),
-            lost_unsaved_blocks: 0,
+            ssd: SsdState::Ready,
+            path: Some("/kv".into()),
+            file_bytes: 1200 << 20,
+            budget_bytes: 16 << 30,
+            stored_blocks: 300,
+            unsaved_bytes: 1 << 20,
+            ram_budget_bytes: 2 << 30,
+            ram_used_bytes: 512 << 20,
+            read_bytes_per_s: Some(1e9),
+            compute_tokens_per_s: Some(1024.4),
+            evicted_blocks: TierBlocks { device: 1, ram: 0, ssd: 3 },
+            lost_unsaved_blocks: 1,
         },
         queued_jobs: 1,
         queue_capacity: 64,
@@ -173,11 +188,16 @@ fn status_page() {
         generated_tokens: 11,
     };
     let page = "\
-zllmd    0.1.0, process 4711, up 1 h 1 min, stopping
-jobs     2 running, 1 of at most 64 queued
-ended    5 done, 6 failed, 7 cancelled, 8 refused
-tokens   9 computed from prompts, 10 found in cache, 11 generated
-clients  4 connections, 1 session
+zllmd      0.1.0, process 4711, up 1 h 1 min, stopping
+jobs       2 running, 1 of at most 64 queued
+ended      5 done, 6 failed, 7 cancelled, 8 refused
+tokens     9 computed from prompts, 10 found in cache, 11 generated
+clients    4 connections, 1 session
+KV in RAM  512 MiB of 2.0 GiB
+KV on SSD  1.2 GiB of 16.0 GiB, 300 blocks, 1.0 MiB to be written, in /kv
+KV rates   954 MiB/s read from SSD, 1024 tokens/s computed
+evicted    blocks 1 on device, 3 on SSD
+lost       1 block, evicted unsaved
 
 NAME  STATE   FAMILY      SIZE  CONTEXT  DEVICE
 m     loaded  llama   93.8 MiB     8192  cpu
@@ -189,10 +209,25 @@ KV BLOCKS OF  TIER      BLOCK  TOTAL  USED  CACHED
 m             device  1.0 MiB    100    10      20
 ";
     assert_eq!(says(Op::Status, Answer::Status(Box::new(status.clone())), &["status"]), page);
-    let json: serde_json::Value =
-        serde_json::from_str(&says(Op::Status, Answer::Status(Box::new(status)), &["status", "--json"]))
-            .unwrap();
+    let json: serde_json::Value = serde_json::from_str(&says(
+        Op::Status,
+        Answer::Status(Box::new(status.clone())),
+        &["status", "--json"],
+    ))
+    .unwrap();
     assert_eq!(json["blocks"][0]["tier"], "device");
+    assert_eq!(json["kv"]["ssd"], "ready");
+
+    let quiet = KvStatus {
+        ssd: SsdState::Down { reason: "no space left".into() },
+        read_bytes_per_s: None,
+        compute_tokens_per_s: None,
+        evicted_blocks: TierBlocks::default(),
+        lost_unsaved_blocks: 0,
+        ..status.kv.clone()
+    };
+    let page = says(Op::Status, Answer::Status(Box::new(Status { kv: quiet, ..status })), &["status"]);
+    assert!(page.contains("\nKV on SSD  down: no space left\n\nNAME"), "{page}");
 }
 
 #[test]

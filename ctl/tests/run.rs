@@ -191,6 +191,25 @@ fn prompts_from_everywhere() {
 }
 
 #[test]
+fn going_on_from_a_session() {
+    let id = |id| SessionId::new(id).unwrap();
+    let goes_on = |kept_under: &'static str, tenant: Option<&'static str>| {
+        Daemon::once(move |peer| {
+            // No conversation, so a model without a template will do.
+            answers_hello(peer, false, |submit| {
+                let prompt =
+                    Prompt::Continue { session: id("s"), text: "and then".into(), parse_special: true };
+                assert_eq!((submit.prompt, submit.session), (prompt, Some(id(kept_under))));
+                assert_eq!(submit.tenant, tenant.map(|name| Tenant::new(name).unwrap()));
+            });
+        })
+    };
+    assert_eq!(goes_on("s", None).run(&["run", "m", "and then", "--continue", "s"]).code, Some(0));
+    let args = ["run", "m", "and then", "--continue", "s", "--session", "other", "--tenant", "acme"];
+    assert_eq!(goes_on("other", Some("acme")).run(&args).code, Some(0));
+}
+
+#[test]
 fn a_model_without_a_template_is_not_given_another_way_in_silence() {
     let says = "zllmctl: model m has no chat template; give one with --template NAME or FILE, or set `template` in \
                 zllmd's configuration, or send the prompt as it is with --raw; built in are: chatml, command-r, ";

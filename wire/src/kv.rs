@@ -252,7 +252,7 @@ pub struct KvStatus {
     pub compute_tokens_per_s: Option<f64>,
     /// Blocks that lost their copy on a tier since the start.
     pub evicted_blocks: TierBlocks,
-    /// Blocks that were to be written and were not, since the start.
+    /// Blocks that were to be written and were evicted before, since the start.
     pub lost_unsaved_blocks: u64,
 }
 

@@ -208,7 +208,7 @@ pub(crate) fn finished() -> Event {
 }
 
 pub(crate) const STATS: &str =
-    "prompt 23 tokens (16 cached), generated 46 tokens, first token after 0.12 s, 90.0 tokens/s\n";
+    "prompt 23 tokens (16 cached on device), generated 46 tokens, first token after 0.12 s, 90.0 tokens/s\n";
 
 pub(crate) fn model(name: &str, has_template: bool) -> ModelInfo {
     ModelInfo {
