@@ -118,11 +118,11 @@ pub(crate) enum Command {
     Pin(SessionArgs),
     /// Let a session's KV go when the room is needed
     Unpin(SessionArgs),
-    /// Say how long after its last use a session is forgotten
+    /// Say how long after its last use a session is forgotten, unless it is pinned
     Ttl {
         #[command(flatten)]
         session: SessionArgs,
-        /// Such as 30s, 15m, 12h or 7d; "off": when the room is needed
+        /// Such as 30s, 15m, 12h or 7d; "off": as the daemon's configuration says
         #[arg(value_parser = time_to_live)]
         ttl: TimeToLive,
     },

@@ -243,8 +243,8 @@ fn kept(session: &SessionInfo) -> String {
     let ttl = session.ttl_ms.map(|ms| units::duration_ms(ms as f64));
     match (session.pinned, ttl) {
         (true, None) => "until it is unpinned".into(),
-        (true, Some(ttl)) => format!("pinned, and at most {ttl} after its last use"),
-        (false, None) => "until the room is needed".into(),
+        (true, Some(ttl)) => format!("until it is unpinned, and then at most {ttl} after its last use"),
+        (false, None) => "until the room is needed, or the configuration's time is over".into(),
         (false, Some(ttl)) => format!("until the room is needed, and at most {ttl} after its last use"),
     }
 }

@@ -54,7 +54,7 @@ pub(crate) fn ttl(context: &Context, args: SessionArgs, ttl: TimeToLive) -> Resu
             Some(ms) => {
                 format!("{session} is forgotten {} after its last use\n", units::duration_ms(ms as f64))
             }
-            None => format!("{session} stays until the room is needed\n"),
+            None => format!("{session} is forgotten when the configuration says\n"),
         }),
         other => Err(unexpected(&other)),
     }

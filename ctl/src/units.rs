@@ -35,9 +35,10 @@ pub(crate) fn duration_ms(ms: f64) -> String {
     }
 }
 
-/// The milliseconds of `30s`, `15m`, `12h` or `7d`.
+/// The milliseconds of `30s`, `15m` (or `15min`, as in the daemon's configuration), `12h` or `7d`.
 pub(crate) fn parse_duration_ms(text: &str) -> Result<u64, String> {
-    const UNITS_MS: [(&str, u64); 4] = [("s", 1000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
+    const UNITS_MS: [(&str, u64); 5] =
+        [("s", 1000), ("m", 60_000), ("min", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
     let not_one = || format!("{text:?} is no duration, such as 30s, 15m, 12h or 7d");
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
@@ -195,7 +196,8 @@ mod tests {
 
     #[test]
     fn durations_that_people_write() {
-        let good = [("30s", 30_000), ("15m", 900_000), ("12h", 43_200_000), ("7d", 604_800_000)];
+        let good =
+            [("30s", 30_000), ("15m", 900_000), ("2min", 120_000), ("12h", 43_200_000), ("7d", 604_800_000)];
         for (text, ms) in good {
             assert_eq!(parse_duration_ms(text), Ok(ms));
         }

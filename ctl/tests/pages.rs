@@ -128,7 +128,7 @@ tokens        1234
 turns         4, 3 of which found 900 tokens in the cache
 created       1 d 1 h ago
 last use      2 h 7 min ago
-kept          until the room is needed
+kept          until the room is needed, or the configuration's time is over
 saved         yes, 1 block not on SSD
 KV on device  -
 KV in RAM     5.0 GiB, 20 blocks
@@ -138,9 +138,8 @@ JOB ";
     assert!(page.starts_with(wanted), "{page}");
 }
 
-#[test]
-fn status_page() {
-    let status = Status {
+fn status() -> Status {
+    Status {
         version: "0.1.0".into(),
         pid: 4711,
         uptime_ms: 3_700_000,
@@ -186,7 +185,12 @@ fn status_page() {
         prompt_tokens: 9,
         cached_tokens: 10,
         generated_tokens: 11,
-    };
+    }
+}
+
+#[test]
+fn status_page() {
+    let status = status();
     let page = "\
 zllmd      0.1.0, process 4711, up 1 h 1 min, stopping
 jobs       2 running, 1 of at most 64 queued

@@ -34,7 +34,10 @@ fn sessions_are_pinned_unpinned_and_forgotten() {
     let ttl = |ttl_ms| Op::Ttl { session: session(), ttl_ms };
     let page = says(ttl(Some(43_200_000)), Answer::Done, &["ttl", "s-1", "12h"]);
     assert_eq!(page, "s-1 is forgotten 12 h 0 min after its last use\n");
-    assert_eq!(says(ttl(None), Answer::Done, &["ttl", "s-1", "off"]), "s-1 stays until the room is needed\n");
+    assert_eq!(
+        says(ttl(None), Answer::Done, &["ttl", "s-1", "off"]),
+        "s-1 is forgotten when the configuration says\n"
+    );
     let json = says(ttl(Some(30_000)), Answer::Done, &["ttl", "s-1", "30s", "--json"]);
     assert_eq!(json, "{\"session\":{\"tenant\":null,\"id\":\"s-1\"},\"ttl_ms\":30000}\n");
 }
@@ -43,7 +46,7 @@ fn sessions_are_pinned_unpinned_and_forgotten() {
 fn durations_are_told_apart_from_nonsense() {
     let home = tempfile::tempdir().unwrap();
     for (args, message) in [
-        (["ttl", "s", "12"], "\"12\" is no duration, such as 30s, 15m, 12h or 7d; \"off\" for no end"),
+        (["ttl", "s", "12"], "\"12\" is no duration, such as 30s, 15m, 12h or 7d; or \"off\""),
         (["evict", "--older-than", "0s"], "\"0s\" is no time at all; at least 1s"),
     ] {
         let ran = Ran::new(zllmctl(home.path(), &args).output().unwrap());
@@ -158,7 +161,7 @@ tokens        1000
 turns         1, 1 of which found 1 token in the cache
 created       1 min 5 s ago
 last use      5 s ago
-kept          pinned, and at most 12 h 0 min after its last use
+kept          until it is unpinned, and then at most 12 h 0 min after its last use
 saved         as it was at change 3 of 4, 1 block not on SSD
 KV on device  3.0 MiB, 3 blocks
 KV in RAM     -

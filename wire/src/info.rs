@@ -153,7 +153,7 @@ pub struct SessionInfo {
     pub idle_ms: u64,
     /// Whether its KV stays until it is unpinned.
     pub pinned: bool,
-    /// How long after its last use it is forgotten; `None`: when the room is needed.
+    /// How long after its last use it is forgotten, unless it is pinned; `None`: as the configuration says.
     pub ttl_ms: Option<u64>,
     /// Whether its latest state is on the SSD, to be found after a restart.
     pub saved: bool,
@@ -176,7 +176,7 @@ pub struct SessionDetail {
     pub shared_with: Vec<SessionRef>,
     /// Blocks of its timeline that are not on the SSD.
     pub unsaved_blocks: u64,
-    /// How often its timeline has changed.
+    /// How often it has changed: its timeline, and what was said of it.
     pub generation: u64,
     /// The generation that is on the SSD.
     pub saved_generation: Option<u64>,

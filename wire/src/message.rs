@@ -94,7 +94,7 @@ pub enum Op {
     List,
     /// One job or session: [`Answer::Job`] or [`Answer::Session`].
     Show(ShowTarget),
-    /// Drop cached KV: [`Answer::Evicted`]. What running jobs hold stays, and what is pinned.
+    /// Drop cached KV: [`Answer::Evicted`]. What running jobs hold stays, and what is pinned, unless its session is named.
     Evict {
         /// Whose.
         target: EvictTarget,
@@ -143,11 +143,11 @@ pub enum Op {
         /// The session.
         session: SessionRef,
     },
-    /// Say when a session is forgotten: [`Answer::Done`].
+    /// Say when a session is forgotten, unless it is pinned: [`Answer::Done`].
     Ttl {
         /// The session.
         session: SessionRef,
-        /// So long after its last use; `None`: when the room is needed.
+        /// So long after its last use; `None`: as the configuration says.
         ttl_ms: Option<u64>,
     },
     /// Write sessions to the SSD now: [`Answer::Saved`], when it is synced.

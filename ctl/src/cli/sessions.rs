@@ -150,8 +150,7 @@ pub(crate) fn time_to_live(text: &str) -> Result<TimeToLive, String> {
     match text {
         "off" => Ok(TimeToLive(None)),
         _ => {
-            let ms =
-                units::parse_duration_ms(text).map_err(|error| format!("{error}; \"off\" for no end"))?;
+            let ms = units::parse_duration_ms(text).map_err(|error| format!("{error}; or \"off\""))?;
             Ok(TimeToLive(Some(ms)))
         }
     }
