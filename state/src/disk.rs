@@ -8,16 +8,17 @@
 //! * After an error of the disk every call fails until the store is opened again ([`DiskError::is_fatal`]), because
 //!   nobody knows what the file then holds.
 //!
-//! One thread writes; any may read meanwhile. Reads wait for nobody, writes for each other. FORMATS.md has the bytes.
+//! One thread writes; any may read meanwhile. A read waits at most for the reads before it, a write for those and for
+//! other writes. FORMATS.md has the bytes.
 
 use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{OnceLock, PoisonError, RwLock};
 
-use redb::{Database, ReadableDatabase, WriteTransaction};
+use redb::{Database, ReadTransaction, ReadableDatabase, WriteTransaction};
 
 use crate::BlockKey;
 
@@ -48,6 +49,9 @@ pub struct KvDisk {
     budget_bytes: u64,
     /// The next block's number.
     next_number: AtomicU64,
+    /// Held for reading by whoever has a read transaction open. Such a one keeps all space that is freed meanwhile, and
+    /// the budget knows how much that can be because none is open for longer than until the commit after the next.
+    readers: RwLock<()>,
     /// Why no call can succeed any more.
     failed: OnceLock<String>,
 }
@@ -174,7 +178,7 @@ impl KvDisk {
     /// # Errors
     /// When it is not there, damaged, or the disk fails. A damaged block is left for [`write`](Self::write) to delete.
     pub fn read(&self, key: &BlockKey) -> Result<Vec<u8>, ReadError> {
-        self.run("read KV", |database| tables::read_block(&database.begin_read()?, key))?
+        self.view("read KV", |tx| tables::read_block(tx, key))?
     }
 
     /// Stores manifests in place of those of the same tenant and id; durable when it returns. Each switches from the old
@@ -203,13 +207,18 @@ impl KvDisk {
     /// # Errors
     /// The disk's.
     pub fn remove_sessions(&self, sessions: &[(String, String)]) -> Result<(), DiskError> {
-        if sessions.is_empty() {
+        let keys: Vec<_> = sessions.iter().map(|(tenant, id)| record::session_key(tenant, id)).collect();
+        self.delete_sessions(&keys)
+    }
+
+    fn delete_sessions(&self, keys: &[[u8; 32]]) -> Result<(), DiskError> {
+        if keys.is_empty() {
             return Ok(());
         }
         self.run_transaction("delete sessions", |tx| {
-            let mut table = tx.open_table(SESSIONS)?;
-            for (tenant, id) in sessions {
-                table.remove(record::session_key(tenant, id))?;
+            let mut sessions = tx.open_table(SESSIONS)?;
+            for key in keys {
+                sessions.remove(key)?;
             }
             Ok(())
         })
@@ -225,13 +234,16 @@ impl KvDisk {
         usable(self.budget_bytes)
     }
 
-    /// Gives disk space back if the file is over its budget, as after the budget was lowered: what is stored moves to
-    /// the file's front. Takes about a second per GiB moved, and does nothing for a store that is within its budget.
+    /// Gives disk space back if the file has no room for a transaction, as after the budget was lowered or overstepped by
+    /// what is stored: all that is stored moves to the file's front. Takes about a second per GiB moved, and does
+    /// nothing where there is room. Evict before, to what is usable.
     ///
     /// # Errors
     /// The disk's; [`DiskError::NoRoom`] when what is stored is too much for the budget.
     pub fn shrink(&mut self) -> Result<(), DiskError> {
-        if self.file_bytes() <= self.budget_bytes {
+        let wanted_bytes =
+            space::transaction_bytes(self.budget_bytes) + space::overhead_bytes(self.budget_bytes);
+        if self.file_bytes() + wanted_bytes <= self.budget_bytes {
             return Ok(());
         }
         let mut database = self.database.take().expect("only drop takes it for good");
@@ -240,9 +252,9 @@ impl KvDisk {
         compacted.map_err(|fault| self.fail(fault, "shrink the file"))?;
         // Compaction leaves no allocator state behind; without it a crash now would mean a full repair.
         self.run_transaction("shrink the file", |_| Ok(()))?;
-        match self.file_bytes() <= self.budget_bytes {
+        match self.file_bytes() + wanted_bytes <= self.budget_bytes {
             true => Ok(()),
-            false => Err(self.no_room(0)),
+            false => Err(self.no_room(wanted_bytes)),
         }
     }
 
@@ -274,6 +286,16 @@ impl KvDisk {
         Ok(batch)
     }
 
+    /// Looks at the store as the last commit left it.
+    fn view<T>(
+        &self,
+        doing: &'static str,
+        call: impl FnOnce(&ReadTransaction) -> Result<T, redb::Error>,
+    ) -> Result<T, DiskError> {
+        let _reading = self.readers.read().unwrap_or_else(PoisonError::into_inner);
+        self.run(doing, |database| call(&database.begin_read()?))
+    }
+
     /// Runs one synced transaction. The allocator's state is saved with it, so that opening after a crash takes no time
     /// in proportion to the file.
     fn run_transaction<T>(
@@ -281,6 +303,8 @@ impl KvDisk {
         doing: &'static str,
         call: impl FnOnce(&WriteTransaction) -> Result<T, redb::Error>,
     ) -> Result<T, DiskError> {
+        // Waits for the readers that began before, and keeps nobody from beginning after.
+        drop(self.readers.write().unwrap_or_else(PoisonError::into_inner));
         self.run(doing, |database| {
             let mut tx = database.begin_write()?;
             tx.set_quick_repair(true);

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+use redb::{ReadTransaction, ReadableTable, TableDefinition};
 
 use super::record::{self, Manifest, StoredBlock};
 use super::tables::{self, BLOCKS, CHUNKS, SESSIONS};
@@ -46,16 +46,13 @@ impl KvDisk {
     pub fn check(&self) -> Result<CheckReport, DiskError> {
         let mut report = CheckReport::default();
         let mut blocks = HashMap::new();
-        for record in
-            self.run("check the blocks' records", |database| all(database, BLOCKS, record::decode_block))?
-        {
+        for record in self.view("check the blocks' records", |tx| all(tx, BLOCKS, record::decode_block))? {
             match record {
                 Ok(record) => drop(blocks.insert(record.block.key, record.block)),
                 Err(why) => report.damaged.push(format!("block {why}")),
             }
         }
-        let sessions =
-            self.run("check the sessions", |database| all(database, SESSIONS, record::decode_manifest))?;
+        let sessions = self.view("check the sessions", |tx| all(tx, SESSIONS, record::decode_manifest))?;
         for session in sessions {
             match session {
                 Ok(manifest) => check_session(&manifest, &blocks, &mut report),
@@ -87,8 +84,7 @@ impl KvDisk {
     fn count_orphans(&self) -> Result<u64, DiskError> {
         let (mut orphans, mut known, mut from) = (0, HashSet::new(), Some(0));
         while let Some(lowest) = from {
-            let next = self.run("check the chunks", |database| {
-                let tx = database.begin_read()?;
+            let next = self.view("check the chunks", |tx| {
                 let next = tables::next_number_from(&tx.open_table(CHUNKS)?, lowest)?;
                 if next.is_some_and(|number| !known.contains(&number)) {
                     // At the first one, and at those that were written meanwhile.
@@ -106,12 +102,12 @@ impl KvDisk {
 
 /// All records of a table; for an unreadable one its key and what is wrong.
 fn all<T>(
-    database: &Database,
+    tx: &ReadTransaction,
     table: TableDefinition<'_, [u8; 32], &'static [u8]>,
     decode: fn([u8; 32], &[u8]) -> Result<T, &'static str>,
 ) -> Result<Vec<Result<T, String>>, redb::Error> {
     let mut records = Vec::new();
-    for entry in database.begin_read()?.open_table(table)?.iter()? {
+    for entry in tx.open_table(table)?.iter()? {
         let (key, value) = entry?;
         let record = decode(key.value(), value.value());
         records.push(

@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{OnceLock, RwLock};
 
 use redb::backends::FileBackend;
-use redb::{Builder, Database, ReadableDatabase, ReadableTable, StorageBackend};
+use redb::{Builder, Database, ReadTransaction, ReadableDatabase, ReadableTable, StorageBackend};
 
 use super::fault::{Fault, attempt};
 use super::place::{self, Place};
@@ -97,10 +97,11 @@ impl KvDisk {
             budget_bytes: budget_bytes.saturating_sub(place.set_aside_bytes()),
             place,
             next_number: AtomicU64::new(0),
+            readers: RwLock::new(()),
             failed: OnceLock::new(),
         };
-        let format = disk.run("read the format", |database| {
-            Ok(database.begin_read()?.open_table(META)?.get(META_FORMAT)?.map(|format| format.value()))
+        let format = disk.view("read the format", |tx| {
+            Ok(tx.open_table(META)?.get(META_FORMAT)?.map(|format| format.value()))
         })?;
         if format != Some(FORMAT) {
             let found = format.map_or("no format number".to_owned(), |format| format!("format {format}"));
@@ -109,23 +110,11 @@ impl KvDisk {
                 "read the format",
             ));
         }
-        let mut found = disk.run("read the records", find)?;
+        let mut found = disk.view("read the records", find)?;
         found.leave_out_orphans();
         disk.next_number.store(found.next_number, Ordering::Relaxed);
-        disk.run_transaction("delete unusable records", |tx| {
-            if found.bad_blocks.is_empty() && found.bad_sessions.is_empty() {
-                return Ok(());
-            }
-            let mut blocks = BlockTables::open(tx)?;
-            for key in &found.bad_blocks {
-                blocks.remove(key)?;
-            }
-            let mut sessions = tx.open_table(SESSIONS)?;
-            for key in &found.bad_sessions {
-                sessions.remove(key)?;
-            }
-            Ok(())
-        })?;
+        disk.write(&[], &found.bad_blocks)?;
+        disk.delete_sessions(&found.bad_sessions)?;
         Ok((disk, found.contents))
     }
 }
@@ -140,8 +129,7 @@ struct Found {
 }
 
 /// Reads all records, blocks in the order of their positions.
-fn find(database: &Database) -> Result<Found, redb::Error> {
-    let tx = database.begin_read()?;
+fn find(tx: &ReadTransaction) -> Result<Found, redb::Error> {
     let mut found = Found::default();
     for entry in tx.open_table(BLOCKS)?.iter()? {
         let (key, value) = entry?;

@@ -49,14 +49,14 @@ pub fn usable(budget_bytes: u64) -> u64 {
     )
 }
 
-/// The smallest budget with which a block of this size can be stored.
+/// The smallest budget with which a block of this size can be stored, also beside a database that was set aside.
 pub fn smallest_budget(block_bytes: u64) -> u64 {
-    (16 * disk_bytes(block_bytes)).max(SMALLEST_BUDGET_BYTES)
+    (48 * disk_bytes(block_bytes)).max(SMALLEST_BUDGET_BYTES)
 }
 
 /// The most that one transaction adds.
 pub(super) fn transaction_bytes(budget_bytes: u64) -> u64 {
-    TRANSACTION_BYTES.min(budget_bytes / 16)
+    TRANSACTION_BYTES.min(budget_bytes / 32)
 }
 
 /// The most that a transaction takes beside what it adds: copies of the pages above, and the allocator's state.

@@ -1,80 +1,226 @@
 //! The file never has more of the disk than its budget, inside transactions included, whatever is written and deleted.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use zllm_state::{BlockKey, KvDisk, disk_bytes, usable};
+use zllm_state::{
+    BlockKey, DiskError, KvDisk, ReadError, SMALLEST_BUDGET_BYTES, disk_bytes, free_bytes, session_bytes,
+    smallest_budget, usable,
+};
 
-use crate::samples::{Random, block};
+use crate::samples::{Random, block, bytes, session};
 
 const MIB: u64 = 1 << 20;
 
-/// Fills the store up to what is usable and turns its content over; returns the most that the file had, seen after each
-/// write and by a second thread in between.
-fn churn(budget_bytes: u64, sizes: &[usize], turnover_bytes: u64) -> u64 {
+/// A store that is filled up to what is usable and turned over, while others read it and look at the file.
+struct Churn<'a> {
+    disk: &'a KvDisk,
+    budget_bytes: u64,
+    random: Random,
+    /// What is stored: key, bytes, and what it takes of the file at most.
+    live: Vec<(BlockKey, usize, u64)>,
+    live_bytes: u64,
+    seed: u64,
+}
+
+impl Churn<'_> {
+    /// Deletes up to this share of all blocks and writes as many as then fit in; the bytes written.
+    fn turn(&mut self, sizes: &[usize], share: u64) -> u64 {
+        let mut deletes = Vec::new();
+        for _ in 0..self.random.below(self.live.len() as u64 / share + 2).min(self.live.len() as u64) {
+            let (key, _, taken) = self.live.swap_remove(self.random.below(self.live.len() as u64) as usize);
+            deletes.push(key);
+            self.live_bytes -= taken;
+        }
+        let mut blocks = Vec::new();
+        loop {
+            let size = sizes[self.random.below(sizes.len() as u64) as usize];
+            let taken = disk_bytes(size as u64);
+            if self.live_bytes + taken > usable(self.budget_bytes) {
+                break;
+            }
+            self.seed += 1;
+            blocks.push(block(self.seed, size));
+            self.live.push((blocks.last().unwrap().0.key, size, taken));
+            self.live_bytes += taken;
+        }
+        self.disk.write(&blocks, &deletes).unwrap();
+        assert!(self.disk.file_bytes() <= self.budget_bytes);
+        blocks.iter().map(|(block, _)| block.bytes).sum()
+    }
+}
+
+/// Tells the other threads to end, also when a check fails.
+struct Done<'a>(&'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Turns a store over; returns the most that the file had at any moment that a second thread saw, per cent of budget.
+fn churn(budget_bytes: u64, sizes: &[usize]) -> u64 {
     let dir = tempfile::tempdir().unwrap();
     let (disk, _) = KvDisk::open(dir.path(), budget_bytes).unwrap();
-    let (peak, done) = (AtomicU64::new(0), AtomicBool::new(false));
+    let (peak, done, readable) = (AtomicU64::new(0), AtomicBool::new(false), Mutex::new(Vec::new()));
     thread::scope(|scope| {
+        let ends_others = Done(&done);
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 peak.fetch_max(disk.file_bytes(), Ordering::Relaxed);
-                thread::sleep(Duration::from_micros(200));
+                thread::sleep(Duration::from_micros(100));
             }
         });
-        let mut random = Random::new(budget_bytes ^ sizes[0] as u64);
-        let mut live: Vec<(BlockKey, u64)> = Vec::new();
-        let (mut live_bytes, mut written, mut seed) = (0, 0, 0);
-        while written < turnover_bytes {
-            // From a few blocks up to a third of all, as many as then fit in again.
-            let mut deletes = Vec::new();
-            for _ in 0..random.below(live.len() as u64 / 3 + 1) {
-                let (key, bytes) = live.swap_remove(random.below(live.len() as u64) as usize);
-                deletes.push(key);
-                live_bytes -= bytes;
-            }
-            let mut blocks = Vec::new();
-            loop {
-                let size = sizes[random.below(sizes.len() as u64) as usize];
-                let taken = disk_bytes(size as u64);
-                if live_bytes + taken > usable(budget_bytes) {
-                    break;
+        // An open read keeps what is freed meanwhile.
+        scope.spawn(|| {
+            let mut random = Random::new(1);
+            while !done.load(Ordering::Relaxed) {
+                let candidate = {
+                    let keys = readable.lock().unwrap();
+                    keys.get(random.below(keys.len() as u64 + 1) as usize).copied()
+                };
+                let Some((key, size, _)) = candidate else { continue };
+                match disk.read(&key) {
+                    Ok(read) => assert!(read == bytes(&key, size)),
+                    Err(error) => assert!(matches!(error, ReadError::Missing), "{error}"),
                 }
-                seed += 1;
-                blocks.push(block(seed, size));
-                live.push((blocks.last().unwrap().0.key, taken));
-                live_bytes += taken;
-                written += size as u64;
             }
-            disk.write(&blocks, &deletes).unwrap();
-            peak.fetch_max(disk.file_bytes(), Ordering::Relaxed);
-            assert!(disk.file_bytes() <= budget_bytes, "{} of {budget_bytes}", disk.file_bytes());
+        });
+        let mut churn = Churn {
+            disk: &disk,
+            budget_bytes,
+            random: Random::new(budget_bytes ^ sizes[0] as u64),
+            live: Vec::new(),
+            live_bytes: 0,
+            seed: 0,
+        };
+        let (mut written, mut turns) = (0, 0);
+        while written < 2 * budget_bytes {
+            written += churn.turn(sizes, [2, 4, 16, 64][turns % 4]);
+            readable.lock().unwrap().clone_from(&churn.live);
+            turns += 1;
         }
-        done.store(true, Ordering::Relaxed);
+        drop(ends_others);
         let report = disk.check().unwrap();
-        assert!(report.is_clean() && report.blocks == live.len() as u64, "{report:?}");
+        assert!(report.is_clean() && report.blocks == churn.live.len() as u64, "{report:?}");
+        let stored: u64 = churn.live.iter().map(|(_, size, _)| *size as u64).sum();
+        println!(
+            "{} MiB, blocks of {sizes:?}, {turns} turns: stored {} %, usable {} %, the file had {} %",
+            budget_bytes / MIB,
+            stored * 100 / budget_bytes,
+            usable(budget_bytes) * 100 / budget_bytes,
+            peak.load(Ordering::Relaxed) * 100 / budget_bytes
+        );
     });
     let peak = peak.into_inner();
-    println!(
-        "{sizes:?}: the file had {} % of {} MiB, usable {} %",
-        peak * 100 / budget_bytes,
-        budget_bytes / MIB,
-        usable(budget_bytes) * 100 / budget_bytes
-    );
     assert!(peak <= budget_bytes);
-    peak
+    peak * 100 / budget_bytes
 }
 
 #[test]
 fn churn_stays_within_the_budget() {
     for (budget, sizes) in [
-        (16, &[16_000][..]),
-        (32, &[300 << 10]),
-        (32, &[811 << 10]),
-        (64, &[1536 << 10]),
-        (64, &[300 << 10, 811 << 10, 1536 << 10, 5000]),
+        (SMALLEST_BUDGET_BYTES, &[16_000][..]),
+        (32 * MIB, &[300 << 10]),
+        (40 * MIB, &[811 << 10]),
+        (80 * MIB, &[1536 << 10]),
+        (80 * MIB, &[300 << 10, 811 << 10, 1536 << 10, 5000]),
     ] {
-        churn(budget * MIB, sizes, 6 * budget * MIB);
+        let peak = churn(budget, sizes);
+        assert!(peak > 60, "{peak} %: the test comes near to what it is about");
     }
+}
+
+/// More than is usable ends at the budget, without harm: deleting and shrinking make room again.
+#[test]
+fn what_is_too_much_is_refused_and_can_be_made_room_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut disk, _) = KvDisk::open(dir.path(), SMALLEST_BUDGET_BYTES).unwrap();
+    let mut stored = Vec::new();
+    let refused = loop {
+        let next = block(stored.len() as u64, 100_000);
+        match disk.write(std::slice::from_ref(&next), &[]) {
+            Ok(()) => stored.push(next),
+            Err(refused) => break refused,
+        }
+        assert!(disk.file_bytes() <= SMALLEST_BUDGET_BYTES);
+    };
+    assert!(matches!(refused, DiskError::NoRoom { .. }) && !refused.is_fatal());
+    assert!(stored.len() as u64 * disk_bytes(100_000) > usable(SMALLEST_BUDGET_BYTES));
+    let session = session("a", 1, 50_000, 1);
+    assert!(matches!(disk.put_sessions(std::slice::from_ref(&session)), Err(DiskError::NoRoom { .. })));
+
+    let (gone, kept) = stored.split_at(stored.len() / 2);
+    let keys: Vec<_> = gone.iter().map(|(block, _)| block.key).collect();
+    disk.write(&[], &keys).unwrap();
+    disk.shrink().unwrap();
+    let limit = kept.len() as u64 * disk_bytes(100_000) + SMALLEST_BUDGET_BYTES / 8;
+    assert!(disk.file_bytes() <= limit, "{} of {limit}", disk.file_bytes());
+    disk.write(&gone[..10], &[]).unwrap();
+    disk.put_sessions(&[session]).unwrap();
+    let report = disk.check().unwrap();
+    assert!(report.is_clean() && report.blocks == kept.len() as u64 + 10, "{report:?}");
+}
+
+#[test]
+fn a_lowered_budget_is_kept_once_enough_is_evicted() {
+    let dir = tempfile::tempdir().unwrap();
+    let (disk, _) = KvDisk::open(dir.path(), 48 * MIB).unwrap();
+    let blocks: Vec<_> = (0..112).map(|seed| block(seed, 300_000)).collect();
+    disk.write(&blocks, &[]).unwrap();
+    drop(disk);
+    let (mut disk, contents) = KvDisk::open(dir.path(), 32 * MIB).unwrap();
+    assert!(contents.blocks.len() == 112 && disk.file_bytes() > 32 * MIB);
+    let kept = (disk.usable_bytes() / disk_bytes(300_000)) as usize;
+    let evicted: Vec<_> = blocks[kept..].iter().map(|(block, _)| block.key).collect();
+    disk.write(&[], &evicted).unwrap();
+    disk.shrink().unwrap();
+    assert!(disk.file_bytes() <= 32 * MIB);
+    drop(disk);
+    let (mut disk, contents) = KvDisk::open(dir.path(), 32 * MIB).unwrap();
+    assert_eq!((contents.blocks.len(), contents.notes.len()), (kept, 0));
+    let before = disk.file_bytes();
+    disk.shrink().unwrap();
+    assert_eq!(disk.file_bytes(), before, "within the budget there is nothing to do");
+    assert!(disk.check().unwrap().is_clean());
+}
+
+/// Manifests are rewritten at each turn of a session and grow with it.
+#[test]
+fn sessions_count_for_the_budget_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let (disk, _) = KvDisk::open(dir.path(), SMALLEST_BUDGET_BYTES).unwrap();
+    let (mut random, mut lengths) = (Random::new(5), vec![0; 60]);
+    let stored =
+        |lengths: &[usize]| lengths.iter().map(|length| session_bytes(&session("10", 1, *length, 1))).sum();
+    for turn in 0..300 {
+        let id = random.below(60) as usize;
+        lengths[id] += random.below(4000) as usize;
+        if usable(SMALLEST_BUDGET_BYTES) < stored(&lengths) {
+            lengths.iter_mut().for_each(|length| *length /= 3);
+        }
+        disk.put_sessions(&[session(&format!("{id:02}"), 1, lengths[id], turn)]).unwrap();
+        assert!(disk.file_bytes() <= SMALLEST_BUDGET_BYTES);
+    }
+    assert!(disk.check().unwrap().is_clean());
+}
+
+#[test]
+fn the_smallest_budget_of_a_block_takes_it_beside_a_database_that_was_set_aside() {
+    let budget = smallest_budget(830_464);
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("kv.redb"), vec![1; budget as usize / 4 - 4096]).unwrap();
+    let (disk, contents) = KvDisk::open(dir.path(), budget).unwrap();
+    assert!(contents.notes.len() == 1 && disk.usable_bytes() < usable(budget));
+    disk.write(&[block(1, 830_464)], &[]).unwrap();
+}
+
+#[test]
+fn the_file_system_says_how_much_it_has_left() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(free_bytes(dir.path()).unwrap() > 0);
+    assert!(free_bytes(&dir.path().join("nothing")).is_err());
 }

@@ -4,5 +4,6 @@ mod budget;
 mod crash;
 mod damage;
 mod flaky;
+mod format;
 mod keeps;
 mod samples;

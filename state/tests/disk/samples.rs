@@ -93,3 +93,10 @@ pub(crate) fn session(id: &str, seed: u64, tokens: usize, generation: u64) -> Ma
         ttl_ms: Some(7).filter(|_| generation.is_multiple_of(3)),
     }
 }
+
+/// What the files in `testdata/kv_store` hold: two full blocks and a tail, a block of two chunks, and a session. Never to
+/// be changed: the files were written with it.
+pub(crate) fn fixture() -> (Vec<(StoredBlock, Vec<u8>)>, Vec<Manifest>) {
+    let blocks = [chain(21, 140, 3_000), chain(22, 64, 262_500)].concat();
+    (blocks, vec![session("fixture", 21, 140, 3)])
+}
