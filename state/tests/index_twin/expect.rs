@@ -203,7 +203,7 @@ impl Twin {
         assert_eq!(said, expected);
     }
 
-    pub(super) fn check(&self, before: &BTreeMap<Text, BlockView>, keeps_pins: bool, op: &Op) {
+    pub(super) fn check(&self, before: &BTreeMap<Text, BlockView>, keeps_copies: bool, op: &Op) {
         self.index.check().unwrap_or_else(|error| panic!("after {op:?}: {error}"));
         let views = self.views();
         assert_eq!(views.len(), self.index.iter().count(), "the index keeps what was never computed");
@@ -220,7 +220,16 @@ impl Twin {
         for arena in 0..2 {
             self.check_budgets(arena, &views);
         }
-        if keeps_pins {
+        if keeps_copies {
+            // Nor does an SSD copy go that is being read, or above one that is being written.
+            let is_busy = |text: &&Text| {
+                let busy = |(other, view): (&Text, &BlockView)| {
+                    is_on_path(text, other)
+                        && (view.restoring && view.stored || view.writing && other != *text)
+                };
+                views.iter().any(busy) && before.get(*text).is_some_and(|view| view.stored)
+            };
+            assert!(views.keys().filter(is_busy).all(|text| views[text].stored), "a copy in use went");
             for (text, view) in before.iter().filter(|(_, view)| view.pinned) {
                 let had = view.memory.is_some() || view.stored;
                 let has = views.get(text).is_some_and(|view| view.memory.is_some() || view.stored);

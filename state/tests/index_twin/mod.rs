@@ -171,7 +171,7 @@ impl Twin {
     pub(crate) fn apply(&mut self, op: &Op) {
         self.now_ms += 1;
         let before = self.views();
-        let keeps_pins = !matches!(op, Op::Pin { .. } | Op::DropStored { .. } | Op::Rare { .. });
+        let keeps_copies = !matches!(op, Op::Pin { .. } | Op::DropStored { .. } | Op::Rare { .. });
         match op {
             Op::Lease { arena, root, content, growth } => self.lease(*arena, *root, content, *growth),
             Op::Commit { which, blocks, symbol } => (0..*blocks).for_each(|_| self.commit(*which, *symbol)),
@@ -196,7 +196,7 @@ impl Twin {
                 self.index.set_costs(self.arenas[*arena], f32::from(*cost) / 4.0);
             }
         }
-        self.check(&before, keeps_pins, op);
+        self.check(&before, keeps_copies, op);
     }
 
     pub(crate) fn finish(&mut self) {
