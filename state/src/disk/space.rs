@@ -9,8 +9,18 @@ use std::{io, path::Path};
 use super::record;
 use crate::{BLOCK_TOKENS, Manifest};
 
-/// Bytes of a chunk: with its mark (8), its key (12) and the page's own fields (8) it fills 64 pages exactly.
-pub(super) const CHUNK_BYTES: usize = 256 * 1024 - 28;
+/// What a chunk's page has beside it: a mark (8), its key (12), and the page's own fields (8).
+const BESIDE_CHUNK: u64 = 28;
+
+/// Lengths of chunks, each of which fills its page exactly. A block takes as many of the first as fit, then of the next:
+/// the database's pages are powers of two, and a page for the whole rest would be half empty in bad cases.
+const CHUNK_BYTES: [u64; 5] = [
+    (256 << 10) - BESIDE_CHUNK,
+    (128 << 10) - BESIDE_CHUNK,
+    (64 << 10) - BESIDE_CHUNK,
+    (32 << 10) - BESIDE_CHUNK,
+    (16 << 10) - BESIDE_CHUNK,
+];
 
 /// The smallest budget that [`KvDisk::open`](super::KvDisk::open) takes.
 pub const SMALLEST_BUDGET_BYTES: u64 = 16 << 20;
@@ -20,18 +30,27 @@ const TRANSACTION_BYTES: u64 = 32 << 20;
 
 const PAGE_BYTES: u64 = 4096;
 
+/// Lengths of a block's chunks, first to last; what is less than the smallest length is the last.
+pub(super) fn chunk_lengths(block_bytes: u64) -> impl Iterator<Item = u64> {
+    let mut rest = block_bytes;
+    std::iter::from_fn(move || {
+        let length = CHUNK_BYTES.into_iter().find(|length| *length <= rest).unwrap_or(rest);
+        rest -= length;
+        (length > 0).then_some(length)
+    })
+}
+
 /// Chunks of a block.
 pub(super) fn chunks(block_bytes: u64) -> u64 {
-    block_bytes.div_ceil(CHUNK_BYTES as u64)
+    block_bytes / CHUNK_BYTES[0] + chunk_lengths(block_bytes % CHUNK_BYTES[0]).count() as u64
 }
 
 /// What a block of this size takes of the file at most, with its record and its share of the trees above.
 pub fn disk_bytes(block_bytes: u64) -> u64 {
-    let (whole, rest) = (block_bytes / CHUNK_BYTES as u64, block_bytes % CHUNK_BYTES as u64);
-    let payload = whole * chunk_bytes(CHUNK_BYTES as u64) + if rest > 0 { chunk_bytes(rest) } else { 0 };
+    let pages: u64 = chunk_lengths(block_bytes).map(|length| own_pages(length + BESIDE_CHUNK)).sum();
     let chunks = chunks(block_bytes);
     // A chunk's entry in the page above has 36 bytes, and pages are at least a third full.
-    payload + 3 * 36 * chunks + shared_bytes(record::block_record_bytes(BLOCK_TOKENS as u64, chunks))
+    pages + 3 * 36 * chunks + shared_bytes(record::block_record_bytes(BLOCK_TOKENS as u64, chunks))
 }
 
 /// What a session's manifest takes of the file at most.
@@ -76,11 +95,6 @@ pub fn free_bytes(path: &Path) -> io::Result<u64> {
     Ok(blocks.saturating_mul(block_bytes))
 }
 
-/// Bytes of the pages that a chunk takes.
-fn chunk_bytes(bytes: u64) -> u64 {
-    own_pages(bytes + 28)
-}
-
 /// Bytes of the pages that an entry takes alone, with a page's share of the page of seals. One that is smaller than a
 /// page may leave a page to itself, or cost its neighbours two.
 fn own_pages(entry_bytes: u64) -> u64 {
@@ -93,4 +107,26 @@ fn own_pages(entry_bytes: u64) -> u64 {
 fn shared_bytes(record_bytes: u64) -> u64 {
     let with_key = record_bytes + 32 + 8;
     if with_key < PAGE_BYTES / 2 { 3 * with_key } else { 3 * PAGE_BYTES + own_pages(with_key) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_fill_their_pages() {
+        let lengths = |bytes| chunk_lengths(bytes).collect::<Vec<_>>();
+        assert_eq!(lengths(0), []);
+        assert_eq!(lengths(1), [1]);
+        assert_eq!(lengths(262_116), [262_116]);
+        assert_eq!(lengths(262_117), [262_116, 1]);
+        // KV of 64 tokens of qwen2.5-coder-0.5b.
+        assert_eq!(lengths(830_464), [262_116, 262_116, 262_116, 32_740, 11_376]);
+        for bytes in (0..3_000_000).step_by(9_973) {
+            assert_eq!(lengths(bytes).iter().sum::<u64>(), bytes);
+            assert_eq!(lengths(bytes).len() as u64, chunks(bytes));
+            assert!(disk_bytes(bytes) >= bytes && disk_bytes(bytes) < bytes + bytes / 100 + (26 << 10));
+        }
+        assert_eq!(chunks(u64::MAX), u64::MAX / 262_116 + lengths(u64::MAX % 262_116).len() as u64);
+    }
 }

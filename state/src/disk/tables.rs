@@ -7,7 +7,7 @@ use redb::{ReadTransaction, ReadableTable, Table, TableDefinition, WriteTransact
 use super::ReadError;
 use super::record::{self, BlockRecord, StoredBlock, chunk_checksum};
 use super::sealed::CHUNK_MARK;
-use super::space::{self, CHUNK_BYTES};
+use super::space;
 use crate::BlockKey;
 
 /// Format of the whole file: its tables, their keys, and how a block is cut into chunks.
@@ -43,8 +43,10 @@ impl<'tx> BlockTables<'tx> {
     ) -> Result<(), redb::Error> {
         assert_eq!(block.bytes, bytes.len() as u64, "the record says how many bytes there are");
         self.remove(&block.key)?;
-        let mut checksums = Vec::with_capacity(bytes.len().div_ceil(CHUNK_BYTES));
-        for (chunk, bytes) in (0u32..).zip(bytes.chunks(CHUNK_BYTES)) {
+        let (mut checksums, mut rest) = (Vec::new(), bytes);
+        for (chunk, length) in (0u32..).zip(space::chunk_lengths(block.bytes)) {
+            let (bytes, others) = rest.split_at(length as usize);
+            rest = others;
             checksums.push(chunk_checksum(&block.key, chunk, bytes));
             let mut value = self.chunks.insert_reserve((number, chunk), CHUNK_MARK.len() + bytes.len())?;
             let (mark, payload) = value.as_mut().split_at_mut(CHUNK_MARK.len());

@@ -94,9 +94,9 @@ pub(crate) fn session(id: &str, seed: u64, tokens: usize, generation: u64) -> Ma
     }
 }
 
-/// What the files in `testdata/kv_store` hold: two full blocks and a tail, a block of two chunks, and a session. Never to
+/// What the files in `testdata/kv_store` hold: two full blocks and a tail, a block of chunks of three lengths, and a session. Never to
 /// be changed: the files were written with it.
 pub(crate) fn fixture() -> (Vec<(StoredBlock, Vec<u8>)>, Vec<Manifest>) {
-    let blocks = [chain(21, 140, 3_000), chain(22, 64, 262_500)].concat();
+    let blocks = [chain(21, 140, 3_000), chain(22, 64, 278_500)].concat();
     (blocks, vec![session("fixture", 21, 140, 3)])
 }
