@@ -101,6 +101,7 @@ pub(crate) mod tests {
             kv_format: KvFormat::I16,
             kv_budget_bytes: 1 << 20,
             ram_budget_bytes: 0,
+            lock_memory: false,
             context_tokens: None,
             tokenizer_pre: None,
             threads: 1,

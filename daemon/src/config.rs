@@ -75,6 +75,8 @@ pub(crate) struct ModelDefaults {
     pub(crate) kv_budget_bytes: u64,
     /// For the KV that is kept beside it; 0 keeps none.
     pub(crate) ram_budget_bytes: u64,
+    /// Whether that memory is kept from being swapped out.
+    pub(crate) lock_memory: bool,
     pub(crate) context_tokens: Option<usize>,
     /// Goes before the file's `tokenizer.ggml.pre`.
     pub(crate) tokenizer_pre: Option<String>,
@@ -121,6 +123,7 @@ impl Config {
             kv_format: cli.kv_format.or(file.defaults.kv_format.map(|name| name.0)).unwrap_or_default(),
             kv_budget_bytes: kv_budget.map_or(limits::DEFAULT_KV_BUDGET_BYTES, |budget| budget.0),
             ram_budget_bytes: ram_budget.map_or(limits::DEFAULT_RAM_BUDGET_BYTES, |budget| budget.0),
+            lock_memory: file.defaults.lock_memory.unwrap_or(false),
             context_tokens: None,
             tokenizer_pre: None,
             threads,
@@ -236,6 +239,9 @@ fn model(
     if let Some(budget) = entry.ram_budget {
         defaults.ram_budget_bytes = budget.0;
     }
+    if let Some(lock_memory) = entry.lock_memory {
+        defaults.lock_memory = lock_memory;
+    }
     if let Some(threads) = entry.threads {
         anyhow::ensure!(threads > 0, "models.{name}.threads is 0; at least 1 works");
         defaults.threads = threads;
@@ -319,11 +325,12 @@ mod tests {
 
     #[test]
     fn models_share_defaults_that_a_flag_goes_on_top_of() {
-        let text = "[defaults]\nkv_budget = \"1GiB\"\nkv_format = \"f16\"\n[models.plain]\npath = \"p\"\n\
-                    [models.own]\npath = \"o\"\nkv_budget = \"64MiB\"\nram_budget = 0\n";
+        let text = "[defaults]\nkv_budget = \"1GiB\"\nkv_format = \"f16\"\nlock_memory = true\n[models.plain]\npath = \"p\"\n\
+                    [models.own]\npath = \"o\"\nkv_budget = \"64MiB\"\nram_budget = 0\nlock_memory = false\n";
         let config = read(text, &[]).expect("valid");
         assert_eq!(config.model_defaults.ram_budget_bytes, limits::DEFAULT_RAM_BUDGET_BYTES);
         assert_eq!(config.models["own"].defaults.ram_budget_bytes, 0);
+        assert!(config.model_defaults.lock_memory && !config.models["own"].defaults.lock_memory);
         assert_eq!(config.model_defaults.kv_budget_bytes, 1 << 30);
         assert_eq!(config.model_defaults.kv_format, KvFormat::F16);
         assert_eq!(config.models["plain"].defaults, config.model_defaults);

@@ -40,6 +40,8 @@ pub struct LoadOptions {
     /// More of the same for what no sequence runs on: the RAM tier. On the CPU both are blocks of one arena, and which of
     /// them are which is its owner's business.
     pub ram_budget_bytes: u64,
+    /// Keeps the memory of both budgets from being swapped out. It is taken at load, and the system must allow it.
+    pub lock_memory: bool,
     /// Shortens the model's own context.
     pub context_limit: Option<usize>,
     /// Goes before what the file says in `tokenizer.ggml.pre`: how texts are split before byte pairs are merged. Only
@@ -62,6 +64,7 @@ impl Default for LoadOptions {
             kv_format: KvFormat::default(),
             kv_budget_bytes: 1 << 30,
             ram_budget_bytes: 0,
+            lock_memory: false,
             context_limit: None,
             tokenizer_pre: None,
             prefill_chunk_tokens: 512,
@@ -177,6 +180,7 @@ impl LoadedModel {
             logit_rows: options.max_batch_rows,
             kv_blocks: (device_blocks + ram_blocks) as usize,
             kv_format: options.kv_format,
+            kv_locked: options.lock_memory,
         };
         let runtime = Runtime::load(backend, &file, spec, limits, progress)?;
         let computed = Computed {

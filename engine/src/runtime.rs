@@ -36,6 +36,8 @@ pub struct RuntimeLimits {
     pub kv_blocks: usize,
     /// How keys and values are kept.
     pub kv_format: KvFormat,
+    /// Whether the KV arena is kept from being swapped out.
+    pub kv_locked: bool,
 }
 
 /// Which rows of a run need logits.
@@ -120,9 +122,13 @@ impl<B: Backend> Runtime<B> {
         limits: RuntimeLimits,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, RuntimeError> {
-        let weights = Weights::load(&mut backend, file, &spec, progress)?;
+        // First, so that what cannot be had is refused before a weight is read.
         let kv_block_bytes = backend.kv_block_bytes(limits.kv_format, &spec.kv_layers())?;
-        let kv = backend.kv(limits.kv_format, &spec.kv_layers(), limits.kv_blocks)?;
+        let mut kv = backend.kv(limits.kv_format, &spec.kv_layers(), limits.kv_blocks)?;
+        if limits.kv_locked {
+            backend.lock_kv(&mut kv)?;
+        }
+        let weights = Weights::load(&mut backend, file, &spec, progress)?;
         let scratch = Scratch::new(&mut backend, &spec, &weights, limits)?;
         Ok(Self {
             backend,

@@ -43,6 +43,22 @@ pub enum DeviceError {
         /// Backend name.
         backend: &'static str,
     },
+    /// Memory that the system does not keep from being swapped.
+    #[error(
+        "the {backend} backend cannot lock {bytes} bytes of keys and values in memory: {reason}; this process may lock \
+         {limit} bytes (RLIMIT_MEMLOCK: `ulimit -l`, LimitMEMLOCK of a systemd unit). Raise that, ask for less, or do \
+         without the lock"
+    )]
+    NotLocked {
+        /// How much.
+        bytes: usize,
+        /// The system's reason.
+        reason: &'static str,
+        /// The process's limit.
+        limit: u64,
+        /// Backend name.
+        backend: &'static str,
+    },
     /// A shape that no kernel serves.
     #[error("{what}: {found} is not supported by the {backend} backend; {expected}")]
     UnsupportedShape {
@@ -388,6 +404,12 @@ pub trait Attention: Memory {
     /// # Errors
     /// A head dimension that no kernel serves.
     fn kv_block_bytes(&self, format: KvFormat, layers: &[KvLayer]) -> Result<usize, DeviceError>;
+
+    /// Keeps the arena's host memory from being swapped; it is taken at once and not as it is used.
+    ///
+    /// # Errors
+    /// The system refuses.
+    fn lock_kv(&mut self, kv: &mut Self::Kv) -> Result<(), DeviceError>;
 
     /// Names how a block's bytes are laid out, with a version and the byte order: a block may go from one arena to another
     /// of the same format and layers where this is the same. For fingerprints.

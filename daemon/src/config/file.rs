@@ -49,6 +49,7 @@ pub(super) struct DefaultsTable {
     pub(super) kv_format: Option<KvFormatName>,
     pub(super) kv_budget: Option<ByteSize>,
     pub(super) ram_budget: Option<ByteSize>,
+    pub(super) lock_memory: Option<bool>,
 }
 
 /// `[models.NAME]`.
@@ -60,6 +61,7 @@ pub(super) struct ModelEntry {
     pub(super) kv_format: Option<KvFormatName>,
     pub(super) kv_budget: Option<ByteSize>,
     pub(super) ram_budget: Option<ByteSize>,
+    pub(super) lock_memory: Option<bool>,
     pub(super) template: Option<String>,
     pub(super) context: Option<usize>,
     pub(super) tokenizer_pre: Option<String>,

@@ -2,6 +2,7 @@
 
 use super::port::{Description, Device, Generate, LoadProgress, Loaded, is_last, not_loaded};
 use super::text::EngineText;
+use crate::catalog::file_bytes;
 use crate::config::{ModelSettings, TemplateSetting};
 use crate::scheduler::plan::{ModelName, RowOutcome, SequenceId, StepOutcome, StepPlan};
 use std::collections::HashMap;
@@ -51,7 +52,8 @@ impl Device for CpuDevice {
     ) -> Result<Loaded, String> {
         assert!(!self.models.contains_key(model), "the scheduler loads a model once");
         progress(LoadProgress::START);
-        judge_memory(settings, memory_bytes("MemTotal"))?;
+        let others = self.models.values().map(may_take).sum();
+        judge_memory(settings, file_bytes(&settings.path), others, memory_bytes("MemTotal"))?;
         let loaded = LoadedModel::load(&settings.path, &options(model, settings)?, &mut |at| {
             let (done_bytes, total_bytes) = (at.done_bytes, at.total_bytes);
             progress(LoadProgress { stage: LoadStage::Weights, done_bytes, total_bytes });
@@ -143,6 +145,7 @@ fn options(model: &ModelName, settings: &ModelSettings) -> Result<LoadOptions, S
         kv_format: defaults.kv_format,
         kv_budget_bytes: defaults.kv_budget_bytes,
         ram_budget_bytes: defaults.ram_budget_bytes,
+        lock_memory: defaults.lock_memory,
         context_limit: defaults.context_tokens,
         tokenizer_pre: defaults.tokenizer_pre.clone(),
         prefill_chunk_tokens: defaults.prefill_chunk_tokens,
@@ -171,16 +174,31 @@ fn with_path(path: &Path, message: String) -> String {
     if message.starts_with(&shown) { message } else { format!("{shown}: {message}") }
 }
 
+/// Bytes that a loaded model takes when all its blocks are used.
+fn may_take(model: &LoadedModel) -> u64 {
+    model.weight_bytes() + u64::from(model.kv_blocks()) * model.kv_block_bytes()
+}
+
+/// Counts what a model of `file_bytes` bytes may take, and `others_bytes` of the loaded ones, against the machine's memory.
+///
 /// # Errors
-/// A KV budget that the machine can never give: the system would end the daemon when the memory is used.
-fn judge_memory(settings: &ModelSettings, memory_bytes: Option<u64>) -> Result<(), String> {
-    let budget = settings.defaults.kv_budget_bytes;
-    match memory_bytes {
-        Some(total) if budget > total => {
-            Err(format!("kv_budget is {budget} bytes; this machine has {total} bytes of memory in all"))
-        }
-        _ => Ok(()),
+/// More than the machine has: the system would end the daemon when the memory is used.
+fn judge_memory(
+    settings: &ModelSettings,
+    file_bytes: u64,
+    others_bytes: u64,
+    memory_bytes: Option<u64>,
+) -> Result<(), String> {
+    let Some(total) = memory_bytes else { return Ok(()) };
+    let (kv, ram) = (settings.defaults.kv_budget_bytes, settings.defaults.ram_budget_bytes);
+    let all = [file_bytes, kv, ram, others_bytes].into_iter().fold(0, u64::saturating_add);
+    if all <= total {
+        return Ok(());
     }
+    Err(format!(
+        "weights ({file_bytes} bytes), kv_budget ({kv}), ram_budget ({ram}) and the loaded models ({others_bytes}) may take \
+         {all} bytes together; this machine has {total} bytes of memory. Smaller budgets or fewer models would fit"
+    ))
 }
 
 /// What `/proc/meminfo` calls `name`, such as the machine's memory, `MemTotal`; `None` where it does not say.
@@ -219,9 +237,25 @@ mod tests {
     }
 
     #[test]
-    fn a_kv_budget_beyond_the_machine_is_refused_before_anything_is_read() {
+    fn budgets_beyond_the_machine_are_refused_before_anything_is_read() {
         let message = load("/no/such/model.gguf", u64::MAX);
-        assert!(message.starts_with("kv_budget is") && message.contains("of memory"), "{message}");
+        assert!(message.contains(&format!("kv_budget ({})", u64::MAX)), "{message}");
+        assert!(message.contains("this machine has"), "{message}");
+    }
+
+    #[test]
+    fn weights_both_budgets_and_the_loaded_models_are_counted_together() {
+        let defaults =
+            crate::config::ModelDefaults { kv_budget_bytes: 20, ram_budget_bytes: 300, ..defaults() };
+        let settings = ModelSettings { path: "m".into(), load: LoadWhen::Demand, template: None, defaults };
+        for (file, others) in [(1, 4000), (4001, 0), (0, 4001)] {
+            assert_eq!(judge_memory(&settings, file, others, Some(4321)), Ok(()));
+            let message = judge_memory(&settings, file, others, Some(4320)).expect_err("a byte too much");
+            let numbers = [format!("weights ({file} bytes)"), format!("loaded models ({others})")];
+            assert!(numbers.iter().all(|number| message.contains(number)), "{message}");
+            assert!(message.contains("take 4321 bytes") && message.contains("has 4320 bytes"), "{message}");
+        }
+        assert_eq!(judge_memory(&settings, u64::MAX, u64::MAX, None), Ok(()), "a system that does not tell");
     }
 
     #[test]

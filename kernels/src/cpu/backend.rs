@@ -244,6 +244,10 @@ impl Attention for CpuBackend {
         Ok(KvLayout::new(format, layers)?.block_bytes())
     }
 
+    fn lock_kv(&mut self, kv: &mut KvArena) -> Result<(), DeviceError> {
+        kv.lock()
+    }
+
     fn kv_layout(&self) -> &'static str {
         kv::LAYOUT
     }

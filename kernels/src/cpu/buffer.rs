@@ -6,6 +6,8 @@ use std::{
     ptr::NonNull,
 };
 
+use nix::sys::mman::{mlock, munlock};
+
 /// Cache lines and 512-bit vectors.
 const SMALL_ALIGN: usize = 64;
 /// A huge page: buffers of this size and more ask for them (10-20 % in decode, measured; see docs/PERFORMANCE.md).
@@ -33,6 +35,7 @@ pub struct AlignedBuffer<T: Plain> {
     len: usize,
     /// What the allocator gave: a large buffer starts at the first huge page inside.
     allocation: NonNull<u8>,
+    locked: bool,
 }
 
 // SAFETY: the buffer owns its memory and `T` is plain data.
@@ -64,7 +67,18 @@ impl<T: Plain> AlignedBuffer<T> {
                 let _ = unsafe { madvise(start.cast(), bytes, MmapAdvise::MADV_HUGEPAGE) };
             }
         }
-        Some(Self { start: start.cast(), len, allocation })
+        Some(Self { start: start.cast(), len, allocation, locked: false })
+    }
+
+    /// Brings all of it into memory and keeps it there: the system will not swap it out.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn lock(&mut self) -> nix::Result<()> {
+        // SAFETY: the range is owned here, and its content stays as it is.
+        unsafe { mlock(self.start.cast(), self.len * size_of::<T>()) }?;
+        self.locked = true;
+        Ok(())
     }
 
     /// Large buffers are aligned by hand, with a huge page to spare: for an alignment above its own the allocator would
@@ -83,6 +97,10 @@ impl<T: Plain> AlignedBuffer<T> {
 
 impl<T: Plain> Drop for AlignedBuffer<T> {
     fn drop(&mut self) {
+        if self.locked {
+            // SAFETY: the range that `lock` locked. A refusal leaves pages in memory that the allocator may use again.
+            let _ = unsafe { munlock(self.start.cast(), self.len * size_of::<T>()) };
+        }
         // SAFETY: allocated in `try_zeroed` with the same layout.
         unsafe { dealloc(self.allocation.as_ptr(), Self::layout(self.len)) }
     }

@@ -11,6 +11,8 @@
 //! The bytes are in this machine's order and belong to this layout: [`LAYOUT`] names both, and the fingerprint of stored
 //! blocks has it.
 
+use nix::sys::resource::{Resource, getrlimit};
+
 use super::buffer::AlignedBuffer;
 use crate::backend::{DeviceError, KV_BLOCK_TOKENS, KvCodec, KvFormat, KvLayer};
 
@@ -151,6 +153,18 @@ impl KvArena {
         Ok(Self { layout, blocks, bytes: AlignedBuffer::try_zeroed(bytes).ok_or(out_of_memory)? })
     }
 
+    /// Keeps all blocks in memory, also those that were never used.
+    ///
+    /// # Errors
+    /// The system refuses, most often because of its limit for locked memory.
+    pub fn lock(&mut self) -> Result<(), DeviceError> {
+        let bytes = self.bytes.len();
+        self.bytes.lock().map_err(|errno| {
+            let limit = getrlimit(Resource::RLIMIT_MEMLOCK).map_or(0, |(soft, _)| soft);
+            DeviceError::NotLocked { bytes, reason: errno.desc(), limit, backend: super::NAME }
+        })
+    }
+
     /// The layout of its blocks.
     pub fn layout(&self) -> &KvLayout {
         &self.layout
@@ -252,6 +266,36 @@ mod tests {
         assert!(bytes > 1 << 48);
         let error = KvArena::new(layout, 1 << 31).expect_err("nobody has that much");
         assert_eq!(error, DeviceError::OutOfMemory { what: "keys and values", bytes, backend: "cpu" });
+    }
+
+    /// Bytes of this process that are locked.
+    #[cfg(target_os = "linux")]
+    fn locked_bytes() -> usize {
+        let status = std::fs::read_to_string("/proc/self/status").expect("Linux has it");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmLck:")).expect("Linux says it");
+        line.trim().trim_end_matches(" kB").parse::<usize>().expect("a number") << 10
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_locked_arena_stays_in_memory_until_it_goes() {
+        let layer = KvLayer { kv_heads: 1, k_dim: 16, v_dim: 16 };
+        let layout = KvLayout::new(KvFormat::F16, &[layer]).expect("supported heads");
+        let mut arena = KvArena::new(layout, 8).expect("a few bytes");
+        let before = locked_bytes();
+        arena.lock().expect("less than any system's limit");
+        assert!(locked_bytes() >= before + arena.bytes().len(), "locked");
+        drop(arena);
+        assert_eq!(locked_bytes(), before);
+    }
+
+    #[test]
+    fn a_lock_that_is_refused_names_the_limit() {
+        let backend = super::super::NAME;
+        let refused = DeviceError::NotLocked { bytes: 1 << 30, reason: "no", limit: 8 << 20, backend };
+        let message = refused.to_string();
+        assert!(message.contains("1073741824") && message.contains("8388608"), "{message}");
+        assert!(message.contains("RLIMIT_MEMLOCK"), "{message}");
     }
 
     #[test]
