@@ -122,32 +122,7 @@ impl LoadedModel {
         options: &LoadOptions,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, LoadError> {
-        let bad = |option, found: &dyn ToString, expected: &str| LoadError::BadOption {
-            option,
-            found: found.to_string(),
-            expected: expected.to_owned(),
-        };
-        for (option, found, most) in [
-            ("threads", options.threads, MAX_THREADS),
-            ("prefill_chunk_tokens", options.prefill_chunk_tokens, MAX_ROWS),
-            ("max_batch_rows", options.max_batch_rows, MAX_ROWS),
-        ] {
-            if !(1..=most).contains(&found) {
-                return Err(bad(option, &found, &format!("from 1 to {most}")));
-            }
-        }
-        if let Some(limit @ ..2) = options.context_limit {
-            return Err(bad("context_limit", &limit, "at least 2, a token of a prompt and one of an answer"));
-        }
-        let known = Tokenizer::pre_tokenizers();
-        if let Some(name) = options.tokenizer_pre.as_ref().filter(|name| !known.contains(&name.as_str())) {
-            return Err(bad("tokenizer_pre", name, &format!("known are {}", known.join(", "))));
-        }
-        let isa = options.isa.unwrap_or_else(Isa::best);
-        if !isa.is_supported() {
-            let available: Vec<_> = Isa::available().into_iter().map(Isa::name).collect();
-            return Err(bad("isa", &isa.name(), &format!("this machine has {}", available.join(", "))));
-        }
+        let isa = check(options)?;
         let file = GgufFile::open(path)?;
         let spec = ModelSpec::read(&file, options.context_limit)?;
         let pre = options.tokenizer_pre.as_deref();
@@ -255,4 +230,34 @@ impl LoadedModel {
     pub fn write_block(&mut self, id: u32, bytes: &[u8]) -> Result<(), BlockError> {
         self.runtime.write_block(id, bytes)
     }
+}
+
+/// Checks what can be checked without a file, and gives the instruction set that is meant.
+fn check(options: &LoadOptions) -> Result<Isa, LoadError> {
+    for (option, found, most) in [
+        ("threads", options.threads, MAX_THREADS),
+        ("prefill_chunk_tokens", options.prefill_chunk_tokens, MAX_ROWS),
+        ("max_batch_rows", options.max_batch_rows, MAX_ROWS),
+    ] {
+        if !(1..=most).contains(&found) {
+            return Err(bad(option, &found, &format!("from 1 to {most}")));
+        }
+    }
+    if let Some(limit @ ..2) = options.context_limit {
+        return Err(bad("context_limit", &limit, "at least 2, a token of a prompt and one of an answer"));
+    }
+    let known = Tokenizer::pre_tokenizers();
+    if let Some(name) = options.tokenizer_pre.as_ref().filter(|name| !known.contains(&name.as_str())) {
+        return Err(bad("tokenizer_pre", name, &format!("known are {}", known.join(", "))));
+    }
+    let isa = options.isa.unwrap_or_else(Isa::best);
+    if !isa.is_supported() {
+        let available: Vec<_> = Isa::available().into_iter().map(Isa::name).collect();
+        return Err(bad("isa", &isa.name(), &format!("this machine has {}", available.join(", "))));
+    }
+    Ok(isa)
+}
+
+fn bad(option: &'static str, found: &dyn ToString, expected: &str) -> LoadError {
+    LoadError::BadOption { option, found: found.to_string(), expected: expected.to_owned() }
 }
