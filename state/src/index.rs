@@ -132,7 +132,6 @@ struct Arena {
     device_order: BTreeSet<Rank>,
     /// Nodes in RAM that are not stuck and have no child in memory: what may be dropped.
     ram_order: BTreeSet<Rank>,
-    lost_unsaved: u64,
 }
 
 /// The table.
@@ -148,6 +147,7 @@ pub struct Index {
     sizes: Vec<u64>,
     stored_bytes: u64,
     unsaved_bytes: u64,
+    lost_unsaved: u64,
     stored_clock: u32,
     /// Nodes on SSD without a child there or on its way there, that are neither pinned nor being read.
     stored_order: BTreeSet<Rank>,
@@ -170,6 +170,7 @@ impl Index {
             sizes: Vec::new(),
             stored_bytes: 0,
             unsaved_bytes: 0,
+            lost_unsaved: 0,
             stored_clock: 0,
             stored_order: BTreeSet::new(),
             wanted: VecDeque::new(),
@@ -207,7 +208,6 @@ impl Index {
             ram_clock: 0,
             device_order: BTreeSet::new(),
             ram_order: BTreeSet::new(),
-            lost_unsaved: 0,
         };
         let at = self.arenas.iter().position(Option::is_none).unwrap_or(self.arenas.len());
         let id = ArenaId(u8::try_from(at).expect("at most 255 models are loaded"));
@@ -218,8 +218,8 @@ impl Index {
         id
     }
 
-    /// A model was unloaded: what its arena held is gone, the copies on SSD stay. Reads from SSD into it are forgotten,
-    /// and so are copies from it that were not made; writes that were copied out go on.
+    /// A model was unloaded: what its arena held is gone, the copies on SSD stay. Reads from SSD into it are forgotten;
+    /// writes from it end as they do: with what was copied out in time, or with nothing.
     ///
     /// # Panics
     /// When a lease of the arena lives.
@@ -237,7 +237,7 @@ impl Index {
         let gone: Vec<NodeId> = self.nodes.ids().filter(|&node| here(self, node)).collect();
         for &node in &gone {
             if self.nodes[node].is(nodes::flag::COPYING) {
-                self.edit(node, |node| node.set(nodes::flag::COPYING | nodes::flag::WRITING, false));
+                self.edit(node, |node| node.set(nodes::flag::COPYING, false));
             }
             self.leave_memory(node);
         }

@@ -101,6 +101,19 @@ fn one_scan_does_not_push_out_what_is_used_often() {
 }
 
 #[test]
+fn what_is_used_all_the_time_stays() {
+    let mut table = Table::new(6, 0);
+    let system = text(1, 2 * BLOCK_TOKENS + 1);
+    table.request(&system);
+    for conversation in 10..200 {
+        table.request(&text(conversation, 2 * BLOCK_TOKENS));
+        let grant = table.lease(&system).expect("one block is not leased");
+        assert_eq!(grant.cached.total(), 2 * BLOCK_TOKENS as u64, "after {conversation}");
+        table.index.release(grant.lease, &[], table.now_ms);
+    }
+}
+
+#[test]
 fn fame_does_not_last_for_ever() {
     let mut table = Table::new(4, 0);
     let system = text(1, 2 * BLOCK_TOKENS + 1);
@@ -118,6 +131,26 @@ fn fame_does_not_last_for_ever() {
     // 16 uses count, each of the few other places is taken anew for one use's worth.
     let gone_after = gone_after.expect("it is not used any more");
     assert!((16..100).contains(&gone_after), "gone after {gone_after}");
+}
+
+#[test]
+fn nor_does_it_on_ssd() {
+    let mut table = Table::new(2, 0);
+    let system = text(1, BLOCK_TOKENS);
+    for _ in 0..20 {
+        table.request(&system);
+    }
+    assert_eq!(table.index.view(&table.keys(&system)[0]).map(|view| view.uses), Some(20));
+    table.store(&system);
+    let last = (10..200).find(|&conversation| {
+        let other = text(conversation, BLOCK_TOKENS);
+        table.request(&other);
+        assert!(table.index.make_stored_room(STORED_BYTES, 3 * STORED_BYTES));
+        table.store(&other);
+        table.stored(&system) == 0
+    });
+    assert_eq!(table.index.stored_bytes(), 3 * STORED_BYTES);
+    assert!(last.is_some_and(|last| last > 12), "{last:?}: its one use is no more than others' one");
 }
 
 #[test]
@@ -164,14 +197,14 @@ fn what_waits_for_its_write_goes_last_and_is_counted_when_it_goes() {
     table.request(&text(3, 2 * BLOCK_TOKENS));
     table.request(&text(4, 2 * BLOCK_TOKENS));
     assert_eq!((table.resident(&wanted), table.resident(&other)), (2, 0), "though it is older");
-    assert_eq!((table.index.unsaved_bytes(), table.index.figures(table.arena).lost_unsaved), (20, 0));
+    assert_eq!((table.index.unsaved_bytes(), table.index.lost_unsaved()), (20, 0));
 
     let mut table = Table::new(2, 0);
     table.request(&wanted);
     table.index.want_stored(keys.iter());
     table.request(&other);
     assert_eq!((table.resident(&wanted), table.index.unsaved_bytes()), (0, 0), "a request comes first");
-    assert_eq!(table.index.figures(table.arena).lost_unsaved, 2);
+    assert_eq!(table.index.lost_unsaved(), 2);
     assert_eq!(table.begin_write(), None, "nothing is left to write");
 }
 

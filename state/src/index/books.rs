@@ -159,7 +159,7 @@ impl Index {
         let unsaved = self.nodes[id].is(flag::WANTED);
         let arena = self.arena_mut(ArenaId(arena));
         arena.free.push(slot);
-        arena.lost_unsaved += u64::from(unsaved);
+        self.lost_unsaved += u64::from(unsaved);
         self.edit(id, |node| {
             assert!(node.leases == 0 && !node.is(flag::COPYING), "what is in use stays");
             node.set(flag::MEMORY | flag::DEVICE | flag::WANTED | flag::RESTORED, false);

@@ -221,7 +221,7 @@ impl Index {
         self.edit(id, |node| {
             node.leases = node.leases.checked_add(1).expect("at most 65,535 leases share a block");
         });
-        self.touch(id, true, now_ms);
+        self.touch(id, is_new, now_ms);
         self.leases.get_mut(&lease).expect("looked up above").chain.push(id);
         if is_new {
             self.drop_continued(id);
@@ -266,7 +266,7 @@ impl Index {
             self.arena_mut(held.arena).private -= 1;
             self.enter_memory(id, held.arena, slot, true);
         }
-        self.touch(id, true, now_ms);
+        self.touch(id, is_new, now_ms);
         if is_new {
             self.drop_continued(id);
             self.drop_if_continued(id);

@@ -127,14 +127,11 @@ impl Index {
             // Nothing agrees in its first token: whichever was used last of the two neighbours.
             None => self.nodes.nearest(end, &tokens[shared..], &kept_anywhere).map(|(id, _)| id),
         };
-        // A tail that agrees to its end is continued, not left.
+        // A tail that agrees to its end is continued, not left: nothing is kept after it.
         let mut kept = Vec::new();
         let mut skip = in_block;
         while let Some(id) = next.filter(|&id| id != NONE && kept.len() < TOKENS_AFTER) {
             let own = self.nodes.tokens(id);
-            if skip == own.len() {
-                return None;
-            }
             kept.extend(own[skip..].iter().take(TOKENS_AFTER - kept.len()));
             skip = 0;
             next = first_child(id);

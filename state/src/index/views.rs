@@ -57,8 +57,6 @@ pub struct ArenaFigures {
     pub block_bytes: u64,
     /// Live leases.
     pub leases: u32,
-    /// Blocks that were wanted on SSD and were lost before they got there.
-    pub lost_unsaved: u64,
 }
 
 impl Index {
@@ -125,7 +123,6 @@ impl Index {
             },
             block_bytes: arena.budget.block_bytes,
             leases: arena.leases,
-            lost_unsaved: arena.lost_unsaved,
         }
     }
 

@@ -149,10 +149,7 @@ impl Index {
             });
             if !stored {
                 self.deletes.insert(*key);
-                if is_wanted && !self.nodes[id].is(flag::MEMORY) {
-                    let arena = self.arenas[usize::from(self.nodes[id].arena)].as_mut();
-                    arena.into_iter().for_each(|arena| arena.lost_unsaved += 1);
-                }
+                self.lost_unsaved += u64::from(is_wanted && !self.nodes[id].is(flag::MEMORY));
             }
             ended.push(id);
         }
@@ -168,6 +165,11 @@ impl Index {
     /// Bytes that wait for their write or are on their way.
     pub fn unsaved_bytes(&self) -> u64 {
         self.unsaved_bytes
+    }
+
+    /// Blocks so far that were wanted on SSD and left memory before they got there.
+    pub fn lost_unsaved(&self) -> u64 {
+        self.lost_unsaved
     }
 
     /// Bytes that copies on SSD take.
