@@ -12,8 +12,8 @@ use crate::clock::Clock;
 use crate::config::Config;
 use crate::device::DeviceActor;
 use crate::device::port::Device;
-use crate::kv_store::{KvStoreActor, SaveAll};
-use crate::limits::{FLUSH_TIMEOUT, STUCK_AFTER};
+use crate::kv_store::{KvStoreActor, OpenDisk, SaveAll};
+use crate::limits::{FLUSH_TIMEOUT, OPEN_TIMEOUT, STUCK_AFTER};
 use crate::metrics::Metrics;
 use crate::metrics::http::{self, Pages};
 use crate::pulse::{Organ, Pulses};
@@ -130,7 +130,7 @@ fn start_actors(
 ) -> anyhow::Result<Services> {
     let metrics = Arc::new(Metrics::new(clock.started_unix_seconds()));
     let device = DeviceActor::spawn(device, clock, pulses.clone()).context("the device's thread")?;
-    let kv = KvStoreActor::spawn(pulses.clone());
+    let kv = KvStoreActor::spawn(config.kv.clone(), device.clone(), clock, pulses.clone());
     let fellows = Fellows {
         kv: kv.clone(),
         device: device.clone(),
@@ -158,6 +158,11 @@ fn start_actors(
 
 /// Loads the start-up models and reports ready; then waits for ever. Returns only with a failure.
 async fn start_up(config: &Config, services: &Services, ready: &AtomicBool) -> anyhow::Error {
+    // A disk that does not answer must not keep the daemon from its work; it is taken in when it does.
+    let opening = services.kv.send(OpenDisk);
+    if tokio::time::timeout(OPEN_TIMEOUT, opening).await.is_err() {
+        tracing::warn!("the KV database is still being opened; starting without it");
+    }
     for name in config.startup_models() {
         notify::status(&format!("loading {name}"));
         if let Err(error) = load(name, services).await {

@@ -12,7 +12,7 @@ mod times;
 
 pub(crate) use cli::Cli;
 pub(crate) use file::LoadWhen;
-pub(crate) use kv::KvSettings;
+pub(crate) use kv::{KvSettings, SavePolicy, SsdSettings};
 
 use crate::limits;
 use crate::scheduler::core::CoreLimits;

@@ -1,237 +1,275 @@
-//! The KV store actor: the only judge of what is resident. It owns the block ledger of each loaded model and the
-//! table of sessions.
+//! The KV store actor: carries messages into the pure [`KvStore`] of the `state` library and its actions out. It is the only
+//! judge of what is resident and the only writer of the KV database; device threads and blocking threads are its hands.
 //!
-//! The scheduler sends its operations in order, one batch at a time; each is bookkeeping in memory, so the actor
-//! always answers at once.
+//! Invariants: it always answers at once, or when the disk has, within [`READ_TIMEOUT`]. What a device is told (puts, copies)
+//! is in the device's queue before the lease that relies on it is answered, and the device works in order. A disk
+//! that fails or hangs is given up and tried again later; until then everything goes on from memory.
 
+mod disk;
 mod figures;
+mod messages;
 
 pub(crate) use figures::{KvSnapshot, ModelFigures, SsdState, TierFigures};
 #[cfg(test)]
 pub(crate) use figures::{KvTotals, SsdFigures};
+pub(crate) use messages::{
+    AddModel, Apply, CheckDisk, CloseModel, ContinueSession, Evict, Fork, KvOp, OpenDisk, Pin, RemoveModel,
+    Residency, Save, SaveAll, SessionDetails, Sessions, SetTtl, Snapshot,
+};
 
-use crate::limits::{MAILBOX_MESSAGES, MAX_SESSIONS, TICK};
+use crate::clock::Clock;
+use crate::config::{KvSettings, SavePolicy};
+use crate::device::{CopyBlock, DeviceActor, FetchBlocks, PutBlocks};
+use crate::limits::{MAILBOX_MESSAGES, MAX_SESSION_TOKENS, MAX_SESSIONS, READ_TIMEOUT, TICK, WRITE_TIMEOUT};
 use crate::pulse::{AliveGuard, Organ, Pulses};
-use crate::scheduler::core::{CacheOutcome, CacheReport, Lease, NoLease, Uptime};
-use crate::scheduler::plan::{ModelName, SequenceId};
+use crate::scheduler::core::{CacheReport, Lease, NoLease};
 use actix::prelude::*;
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use disk::{Disk, DiskTask, Failed};
+use std::collections::HashMap;
 use std::time::Duration;
 use tokio::sync::oneshot;
 use zllm_state::{
-    BlockFigures, BlockLedger, ByTier, Fingerprint, LeaseError, LeaseId, Session, SessionId, SessionTable,
+    Action, BlockKey, BlockToStore, Granted, KvStore, LeaseError, Manifest, Read, ReadOutcome, RestoreId,
+    SaveOutcome, SessionName, StoreOptions,
 };
 
 /// The actor.
 pub(crate) struct KvStoreActor {
-    models: BTreeMap<ModelName, ModelBlocks>,
-    sessions: SessionTable,
+    store: KvStore,
+    disk: Disk,
+    device: Addr<DeviceActor>,
+    clock: Clock,
+    leases: HashMap<u64, oneshot::Sender<Result<Lease, NoLease>>>,
+    saves: HashMap<u64, oneshot::Sender<SaveOutcome>>,
+    next_ticket: u64,
+    next_tick: Duration,
     pulses: Pulses,
     _alive: AliveGuard,
 }
 
-struct ModelBlocks {
-    fingerprint: Fingerprint,
-    ledger: BlockLedger,
-}
-
-/// A model was loaded: its arena is empty.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(crate) struct AddModel {
-    pub(crate) model: ModelName,
-    pub(crate) fingerprint: [u8; 32],
-    pub(crate) blocks: u32,
-    pub(crate) block_bytes: u64,
-}
-
-/// A model is about to be unloaded; no lease is left on it. Answered when what is worth keeping of it is safe.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(crate) struct CloseModel(pub(crate) ModelName);
-
-/// The process is about to end and no lease is left. Answered when what is worth keeping is safe, or at the deadline.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(crate) struct SaveAll {
-    pub(crate) deadline: Uptime,
-}
-
-/// A model was unloaded: its arena is gone. No lease may be left on it.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(crate) struct RemoveModel(pub(crate) ModelName);
-
-/// One operation of the scheduler.
-#[derive(Debug)]
-#[allow(dead_code, reason = "a store in memory alone has no use for the rest")]
-pub(crate) enum KvOp {
-    Lease {
-        sequence: SequenceId,
-        model: ModelName,
-        /// Whose KV it may share; empty for the common one.
-        tenant: String,
-        prompt: Arc<[u32]>,
-        capacity_tokens: usize,
-    },
-    /// A job with this prompt will ask for a lease: bring nearer what is kept of it.
-    Prefetch { model: ModelName, tenant: String, prompt: Arc<[u32]> },
-    /// The next block of a lease is full, with these tokens.
-    Commit { model: ModelName, lease: LeaseId, tokens: Vec<u32> },
-    /// A lease ends; `tail` are its computed tokens after the last full block.
-    Release { model: ModelName, lease: LeaseId, tail: Vec<u32>, session: Option<SessionUse> },
-    /// A step has computed so many prompt tokens in that time.
-    Measured { model: ModelName, tokens: usize, took: Duration },
-}
-
-/// What a request leaves on its session.
-#[derive(Debug)]
-#[allow(dead_code, reason = "a store in memory alone has no use for the rest")]
-pub(crate) struct SessionUse {
-    pub(crate) tenant: String,
-    pub(crate) id: SessionId,
-    /// All tokens whose KV was computed, the tail included.
-    pub(crate) tokens: Vec<u32>,
-    pub(crate) hit_tokens: u64,
-    /// Tokens generated in this answer: the position of the sampler's next draw.
-    pub(crate) sampled: u64,
-    pub(crate) now_ms: u64,
-}
-
-/// Where a lease is answered, sooner or later: once, on every path.
-pub(crate) type LeaseAnswer = oneshot::Receiver<Result<Lease, NoLease>>;
-
-/// Operations, begun in order; the answer has one entry for each lease among them.
-#[derive(Message)]
-#[rtype(result = "Vec<(SequenceId, LeaseAnswer)>")]
-pub(crate) struct Apply(pub(crate) Vec<KvOp>);
-
-/// What to evict.
-#[derive(Message)]
-#[rtype(result = "Option<Evicted>")]
-pub(crate) enum Evict {
-    /// Everything that is cached; leases stay.
-    All,
-    /// One session and the blocks that only it uses; `None` when there is no such session.
-    Session(SessionId),
-}
-
-/// What was evicted.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Evicted {
-    pub(crate) sessions: u32,
-    pub(crate) blocks: u64,
-    pub(crate) bytes: u64,
-}
-
-/// Asks for a [`KvSnapshot`].
-#[derive(Message)]
-#[rtype(result = "KvSnapshot")]
-pub(crate) struct Snapshot;
-
-/// Asks for sessions: one, or all.
-#[derive(Message)]
-#[rtype(result = "Vec<SessionRow>")]
-pub(crate) struct Sessions(pub(crate) Option<SessionId>);
-
-/// A session and what of it is on the device.
-#[derive(Debug, Clone)]
-pub(crate) struct SessionRow {
-    pub(crate) id: SessionId,
-    pub(crate) model: String,
-    pub(crate) tokens: u64,
-    pub(crate) last_use_ms: u64,
-    pub(crate) resident_blocks: u64,
-    pub(crate) resident_bytes: u64,
-    pub(crate) turns: u64,
-    pub(crate) hit_tokens: u64,
-}
+/// How often sessions' times and long requests are looked at.
+const HOUSEKEEPING: Duration = Duration::from_secs(1);
 
 impl KvStoreActor {
-    pub(crate) fn spawn(pulses: Pulses) -> Addr<Self> {
+    pub(crate) fn spawn(
+        settings: KvSettings,
+        device: Addr<DeviceActor>,
+        clock: Clock,
+        pulses: Pulses,
+    ) -> Addr<Self> {
         Self::create(|ctx| {
             ctx.set_mailbox_capacity(MAILBOX_MESSAGES);
             let alive = pulses.guard(Organ::KvStore);
-            Self { models: BTreeMap::new(), sessions: SessionTable::new(MAX_SESSIONS), pulses, _alive: alive }
+            let options = StoreOptions {
+                save: match settings.save {
+                    SavePolicy::Sessions => zllm_state::SavePolicy::Sessions,
+                    SavePolicy::SecondUse => zllm_state::SavePolicy::SecondUse,
+                    SavePolicy::All => zllm_state::SavePolicy::All,
+                    SavePolicy::Never => zllm_state::SavePolicy::Never,
+                },
+                disk_budget_bytes: 0,
+                write_batch_bytes: crate::limits::WRITE_BATCH_BYTES,
+                unsaved_budget_bytes: settings.unsaved_budget_bytes,
+                max_sessions: MAX_SESSIONS,
+                max_session_tokens: MAX_SESSION_TOKENS,
+                session_ttl_ms: settings.session_ttl.map(|ttl| ttl.as_millis() as u64),
+                running_save_ms: crate::limits::RUNNING_SAVE.as_millis() as u64,
+            };
+            Self {
+                store: KvStore::new(options),
+                disk: Disk::new(settings.ssd),
+                device,
+                clock,
+                leases: HashMap::new(),
+                saves: HashMap::new(),
+                next_ticket: 0,
+                next_tick: Duration::ZERO,
+                pulses,
+                _alive: alive,
+            }
         })
     }
 
-    fn model(&mut self, model: &ModelName) -> &mut ModelBlocks {
-        self.models.get_mut(model).expect("the scheduler works with loaded models only")
+    fn ticket(&mut self) -> u64 {
+        self.next_ticket += 1;
+        self.next_ticket
     }
 
-    fn lease(&mut self, model: &ModelName, prompt: &[u32], capacity_tokens: usize) -> Result<Lease, NoLease> {
-        match self.model(model).ledger.lease(prompt, capacity_tokens) {
-            Ok(grant) => {
-                let cached = ByTier { device: grant.cached_tokens as u64, ..ByTier::default() };
-                let outcome = match cached.device {
-                    0 => CacheOutcome::Nothing,
-                    all if all + 1 == prompt.len() as u64 => CacheOutcome::Whole,
-                    kept_tokens => CacheOutcome::Ended { kept_tokens },
-                };
-                let blocks = grant.blocks.iter().map(|block| block.0).collect();
-                Ok(Lease { id: grant.lease, blocks, cache: CacheReport { cached, outcome } })
+    fn carry_out(&mut self, actions: Vec<Action>, ctx: &mut Context<Self>) {
+        for action in actions {
+            match action {
+                Action::Leased { ticket, result } => self.answer_lease(ticket, result),
+                Action::Copy { model, from, to } => self.copy(model, from, to, ctx),
+                Action::Restore { id, model, reads } => self.restore(id, model, reads, ctx),
+                Action::Write { model, blocks, delete } => self.write(model, blocks, delete, ctx),
+                Action::WriteSessions { put, remove } => self.write_sessions(put, remove, ctx),
+                Action::Saved { ticket, outcome } => {
+                    if let Some(waiting) = self.saves.remove(&ticket) {
+                        let _ = waiting.send(outcome);
+                    }
+                }
+            }
+        }
+    }
+
+    fn answer_lease(&mut self, ticket: u64, result: Result<Granted, LeaseError>) {
+        let result = match result {
+            Ok(Granted { lease, blocks, cached, outcome }) => {
+                Ok(Lease { id: lease, blocks: blocks.into(), cache: CacheReport { cached, outcome } })
             }
             Err(LeaseError::NotNow { .. }) => Err(NoLease::NotNow),
-            Err(error @ LeaseError::NeverFits { .. }) => Err(NoLease::Never(error.to_string())),
-        }
-    }
-
-    fn release(&mut self, model: &ModelName, lease: LeaseId, session: Option<SessionUse>) {
-        let blocks = self.model(model);
-        blocks.ledger.release(lease);
-        if cfg!(debug_assertions) {
-            blocks.ledger.check().expect("the ledger's invariants hold");
-        }
-        let fingerprint = blocks.fingerprint;
-        if let Some(SessionUse { id, tokens, hit_tokens, now_ms, .. }) = session {
-            self.sessions.record(&id, model, fingerprint, &tokens, hit_tokens, now_ms);
-        }
-    }
-
-    fn evict_all(&mut self) -> Evicted {
-        let resident = |models: &BTreeMap<ModelName, ModelBlocks>, session: &Session| {
-            models.get(&*session.model).map_or(0, |model| model.ledger.resident_blocks(&session.keys))
+            Err(error @ (LeaseError::NeverFits { .. } | LeaseError::Pinned { .. })) => {
+                Err(NoLease::Never(error.to_string()))
+            }
         };
-        let before: Vec<u32> =
-            self.sessions.iter().map(|(_, session)| resident(&self.models, session)).collect();
-        let mut evicted = Evicted::default();
-        for model in self.models.values_mut() {
-            let blocks = u64::from(model.ledger.evict_cached());
-            evicted.blocks += blocks;
-            evicted.bytes += blocks * model.ledger.figures().block_bytes;
-        }
-        let after = self.sessions.iter().map(|(_, session)| resident(&self.models, session));
-        evicted.sessions = before.iter().zip(after).filter(|&(&before, after)| after < before).count() as u32;
-        evicted
+        let waiting = self.leases.remove(&ticket).expect("each request is answered once");
+        // Nobody waits any more when the scheduler has died; the process is about to end.
+        let _ = waiting.send(result);
     }
 
-    fn evict_session(&mut self, id: &SessionId) -> Option<Evicted> {
-        let session = self.sessions.remove(id)?;
-        let mut evicted = Evicted { sessions: 1, ..Evicted::default() };
-        if let Some(model) = self.models.get_mut(&*session.model) {
-            evicted.blocks = u64::from(model.ledger.evict_chains(session.keys.iter().chain(&session.left)));
-            evicted.bytes = evicted.blocks * model.ledger.figures().block_bytes;
-        }
-        Some(evicted)
+    /// The device's queue takes the copy before anything that follows from the lease.
+    fn copy(&mut self, model: String, from: u32, to: u32, ctx: &mut Context<Self>) {
+        let copying = self.device.send(CopyBlock { model: model.as_str().into(), from, to });
+        ctx.spawn(copying.into_actor(self).map(|answer, _, _| match answer {
+            Ok(Ok(())) => {}
+            Ok(Err(message)) => panic!("the device does not copy a block: {message}"),
+            Err(error) => panic!("the device actor is gone: {error}"),
+        }));
     }
 
-    fn row(&self, id: &SessionId, session: &Session) -> SessionRow {
-        let (resident_blocks, resident_bytes) = self.models.get(&*session.model).map_or((0, 0), |model| {
-            let blocks = u64::from(model.ledger.resident_blocks(&session.keys));
-            (blocks, blocks * model.ledger.figures().block_bytes)
+    fn restore(&mut self, id: RestoreId, model: String, reads: Vec<Read>, ctx: &mut Context<Self>) {
+        let started = self.clock.now();
+        let keys: Vec<BlockKey> = reads.iter().map(|read| read.key).collect();
+        let reading = self.disk.run(move |disk| disk::read_all(disk, &keys));
+        let reading = async move { tokio::time::timeout(READ_TIMEOUT, reading).await };
+        ctx.spawn(reading.into_actor(self).map(move |result, actor, ctx| match result {
+            Ok(Ok((blocks, outcomes))) => {
+                let blocks: Vec<(u32, Vec<u8>)> = reads.iter().map(|read| read.slot).zip(blocks).collect();
+                actor.put(id, model, blocks, outcomes, started, ctx);
+            }
+            Ok(Err(failed)) => actor.give_up_disk(failed, ctx),
+            Err(_) => {
+                let failed = actor.disk.hung("read", READ_TIMEOUT);
+                actor.give_up_disk(failed, ctx);
+            }
+        }));
+    }
+
+    fn put(
+        &mut self,
+        id: RestoreId,
+        model: String,
+        blocks: Vec<(u32, Vec<u8>)>,
+        mut outcomes: Vec<ReadOutcome>,
+        started: Duration,
+        ctx: &mut Context<Self>,
+    ) {
+        if !self.store.is_restoring(id) {
+            return;
+        }
+        let putting = self.device.send(PutBlocks { model: model.as_str().into(), blocks });
+        ctx.spawn(putting.into_actor(self).map(move |answer, actor, ctx| {
+            let done = answer.unwrap_or_else(|error| panic!("the device actor is gone: {error}"));
+            if let Err(message) = done {
+                tracing::warn!(model, message, "blocks that were read do not fit the device");
+                outcomes.fill(ReadOutcome::Damaged);
+            }
+            if outcomes.contains(&ReadOutcome::Damaged) {
+                tracing::warn!(model, "a KV block on disk is damaged or gone; it is computed again");
+            }
+            let now = actor.clock.now();
+            let took_ms = (now - started).as_secs_f64() * 1e3;
+            let actions = actor.store.restored(id, &outcomes, took_ms, actor.clock.unix_ms());
+            actor.carry_out(actions, ctx);
+        }));
+    }
+
+    fn write(
+        &mut self,
+        model: String,
+        blocks: Vec<BlockToStore>,
+        delete: Vec<BlockKey>,
+        ctx: &mut Context<Self>,
+    ) {
+        if blocks.is_empty() {
+            return self.run_write(move |disk, _| disk.write(&[], &delete), ctx);
+        }
+        let slots = blocks.iter().map(|block| block.slot).collect();
+        let fetching = self.device.send(FetchBlocks { model: model.as_str().into(), slots });
+        ctx.spawn(fetching.into_actor(self).map(move |answer, actor, ctx| {
+            let fetched = answer.unwrap_or_else(|error| panic!("the device actor is gone: {error}"));
+            match fetched {
+                Ok(bytes) => {
+                    actor.store.fetched();
+                    actor.run_write(
+                        move |disk, now_ms| disk::write_blocks(disk, blocks, bytes, &delete, now_ms),
+                        ctx,
+                    );
+                }
+                Err(message) => panic!("the device does not give a block that is held: {message}"),
+            }
+        }));
+    }
+
+    fn write_sessions(&mut self, put: Vec<Manifest>, remove: Vec<SessionName>, ctx: &mut Context<Self>) {
+        let remove: Vec<(String, String)> = remove.into_iter().map(|name| (name.tenant, name.id)).collect();
+        self.run_write(
+            move |disk, _| {
+                disk.remove_sessions(&remove)?;
+                disk.put_sessions(&put)
+            },
+            ctx,
+        );
+    }
+
+    /// Runs a transaction on a blocking thread and tells the store of its end.
+    fn run_write(&mut self, task: impl DiskTask, ctx: &mut Context<Self>) {
+        let (now_ms, dir) = (self.clock.unix_ms(), self.disk.dir().to_path_buf());
+        let writing = self.disk.run(move |disk| {
+            let done = match task(disk, now_ms) {
+                Err(error) if error.is_fatal() => return Err(error),
+                done => done.map_err(|error| error.to_string()),
+            };
+            Ok((done, disk::room(disk, &dir)))
         });
-        SessionRow {
-            id: id.clone(),
-            model: session.model.clone(),
-            tokens: session.tokens,
-            last_use_ms: session.last_use_ms,
-            resident_blocks,
-            resident_bytes,
-            turns: session.turns,
-            hit_tokens: session.hit_tokens,
-        }
+        let writing = async move { tokio::time::timeout(WRITE_TIMEOUT, writing).await };
+        ctx.spawn(writing.into_actor(self).map(|result, actor, ctx| match result {
+            Ok(Ok((done, room))) => {
+                if let Err(message) = &done {
+                    tracing::warn!(message, "not written to the KV database");
+                }
+                let budget = actor.disk.budget(&room);
+                actor.store.set_disk_budget(budget);
+                let actions = actor.store.written(done.is_ok(), actor.clock.unix_ms());
+                actor.carry_out(actions, ctx);
+            }
+            Ok(Err(failed)) => actor.give_up_disk(failed, ctx),
+            Err(_) => {
+                let failed = actor.disk.hung("write", WRITE_TIMEOUT);
+                actor.give_up_disk(failed, ctx);
+            }
+        }));
+    }
+
+    /// Goes on without the disk, and tries it again later.
+    fn give_up_disk(&mut self, failed: Failed, ctx: &mut Context<Self>) {
+        let Some(reason) = self.disk.give_up(failed, self.clock.now()) else { return };
+        tracing::warn!(reason, "the KV database cannot be used now; going on from memory");
+        let actions = self.store.disk_down(&reason, self.clock.unix_ms());
+        self.carry_out(actions, ctx);
+    }
+
+    /// Opens the database, unless it is off or open.
+    fn open_disk(&mut self) -> ResponseActFuture<Self, ()> {
+        let opening = self.disk.open();
+        Box::pin(opening.into_actor(self).map(|opened, actor, ctx| {
+            let Some(opened) = opened else { return };
+            let Some((contents, room)) = actor.disk.opened(opened, actor.clock.now()) else { return };
+            let budget = actor.disk.budget(&room);
+            actor.store.set_disk_budget(budget);
+            let actions = actor.store.disk_ready(contents, actor.clock.unix_ms());
+            actor.carry_out(actions, ctx);
+        }))
     }
 }
 
@@ -239,113 +277,19 @@ impl Actor for KvStoreActor {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Self::Context) {
-        ctx.run_interval(TICK, |actor, _| actor.pulses.beat(Organ::KvStore));
-    }
-}
-
-impl Handler<AddModel> for KvStoreActor {
-    type Result = ();
-
-    fn handle(&mut self, message: AddModel, _: &mut Self::Context) {
-        let AddModel { model, fingerprint, blocks, block_bytes } = message;
-        let fingerprint = Fingerprint(fingerprint);
-        let ledger = BlockLedger::new(fingerprint, blocks, block_bytes);
-        let before = self.models.insert(model, ModelBlocks { fingerprint, ledger });
-        assert!(before.is_none(), "a model is added once");
-    }
-}
-
-impl Handler<CloseModel> for KvStoreActor {
-    type Result = ();
-
-    fn handle(&mut self, CloseModel(model): CloseModel, _: &mut Self::Context) {
-        assert_eq!(self.model(&model).ledger.live_leases(), 0, "a model is closed when its jobs have ended");
-    }
-}
-
-impl Handler<SaveAll> for KvStoreActor {
-    type Result = ();
-
-    fn handle(&mut self, SaveAll { deadline }: SaveAll, _: &mut Self::Context) {
-        tracing::debug!(?deadline, "what is in memory goes with it");
-    }
-}
-
-impl Handler<RemoveModel> for KvStoreActor {
-    type Result = ();
-
-    fn handle(&mut self, RemoveModel(model): RemoveModel, _: &mut Self::Context) {
-        if let Some(blocks) = self.models.remove(&model) {
-            assert_eq!(blocks.ledger.live_leases(), 0, "a model is removed when its jobs have ended");
-        }
-        self.sessions.remove_model(&model);
-    }
-}
-
-impl Handler<Apply> for KvStoreActor {
-    type Result = MessageResult<Apply>;
-
-    fn handle(&mut self, Apply(ops): Apply, _: &mut Self::Context) -> Self::Result {
-        let mut answers = Vec::new();
-        for op in ops {
-            match op {
-                KvOp::Lease { sequence, model, prompt, capacity_tokens, .. } => {
-                    let (answer, lease) = oneshot::channel();
-                    // The other end is at hand.
-                    let _ = answer.send(self.lease(&model, &prompt, capacity_tokens));
-                    answers.push((sequence, lease));
-                }
-                // Everything is in memory already.
-                KvOp::Prefetch { .. } | KvOp::Measured { .. } => {}
-                KvOp::Commit { model, lease, tokens } => {
-                    self.model(&model).ledger.commit(lease, &tokens);
-                }
-                KvOp::Release { model, lease, session, .. } => self.release(&model, lease, session),
+        ctx.run_interval(TICK, |actor, ctx| {
+            actor.pulses.beat(Organ::KvStore);
+            let now = actor.clock.now();
+            if now < actor.next_tick {
+                return;
             }
-        }
-        self.pulses.beat(Organ::KvStore);
-        MessageResult(answers)
-    }
-}
-
-impl Handler<Evict> for KvStoreActor {
-    type Result = Option<Evicted>;
-
-    fn handle(&mut self, message: Evict, _: &mut Self::Context) -> Self::Result {
-        match message {
-            Evict::All => Some(self.evict_all()),
-            Evict::Session(id) => self.evict_session(&id),
-        }
-    }
-}
-
-impl Handler<Snapshot> for KvStoreActor {
-    type Result = MessageResult<Snapshot>;
-
-    fn handle(&mut self, _: Snapshot, _: &mut Self::Context) -> Self::Result {
-        let figures = |model: &ModelBlocks| {
-            let BlockFigures {
-                used_blocks: used, cached_blocks: cached, free_blocks: free, block_bytes, ..
-            } = model.ledger.figures();
-            ModelFigures {
-                block_bytes,
-                device: TierFigures { used, cached, free },
-                ..ModelFigures::default()
+            actor.next_tick = now + HOUSEKEEPING;
+            let actions = actor.store.tick(actor.clock.unix_ms());
+            actor.carry_out(actions, ctx);
+            if actor.disk.is_due(now) {
+                let opening = actor.open_disk();
+                ctx.spawn(opening);
             }
-        };
-        let models = self.models.iter().map(|(name, model)| (name.clone(), figures(model))).collect();
-        let sessions = self.sessions.iter().count();
-        MessageResult(KvSnapshot { models, sessions, ..KvSnapshot::default() })
-    }
-}
-
-impl Handler<Sessions> for KvStoreActor {
-    type Result = MessageResult<Sessions>;
-
-    fn handle(&mut self, Sessions(which): Sessions, _: &mut Self::Context) -> Self::Result {
-        MessageResult(match which {
-            Some(id) => self.sessions.get(&id).map(|session| self.row(&id, session)).into_iter().collect(),
-            None => self.sessions.iter().map(|(id, session)| self.row(id, session)).collect(),
-        })
+        });
     }
 }

@@ -50,6 +50,24 @@ pub(crate) const MAX_ENDED_JOBS: usize = 1024;
 pub(crate) const MAX_ENDED_LOG_BYTES: usize = 64 << 20;
 /// Sessions that are remembered.
 pub(crate) const MAX_SESSIONS: usize = 4096;
+/// Tokens that all sessions together have: 64 MiB of ids, and as much of their keys.
+pub(crate) const MAX_SESSION_TOKENS: usize = 16 << 20;
+/// Bytes of KV that one transaction writes, about: they are in memory twice meanwhile.
+pub(crate) const WRITE_BATCH_BYTES: u64 = 8 << 20;
+/// A long request of a session has what it computed written each time this has passed.
+pub(crate) const RUNNING_SAVE: Duration = Duration::from_secs(20);
+/// How long the KV database may take to read the blocks of one prompt.
+pub(crate) const READ_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the daemon's start waits for the KV database.
+pub(crate) const OPEN_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long one transaction of it may take.
+pub(crate) const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a model that is unloaded waits for what is worth keeping to be written.
+pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a check of the KV database may take.
+pub(crate) const CHECK_TIMEOUT: Duration = Duration::from_secs(600);
+/// Lines of damage that a check tells.
+pub(crate) const CHECK_LINES: usize = 100;
 /// Waiting jobs whose KV is brought nearer before their turn: the next ones.
 pub(crate) const PREFETCHED_JOBS: usize = 4;
 /// Prompt tokens that a step must compute for its time to say how fast prompts are computed.

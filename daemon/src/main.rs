@@ -62,7 +62,11 @@ fn start(cli: &Cli) -> anyhow::Result<ExitCode> {
     // Before any thread: binding sets the process's umask for a moment.
     let bound = app::Bound::bind(&config)?;
     let device = Box::new(device::cpu::CpuDevice::new());
-    match actix::System::new().block_on(app::run(config, bound, device, clock)) {
+    let system = actix::System::new();
+    let ended = system.block_on(app::run(config, bound, device, clock));
+    // Its end would wait for blocking threads, and one may hang in a disk that does not answer.
+    std::mem::forget(system);
+    match ended {
         Ok(app::Ended::Orderly) => Ok(ExitCode::SUCCESS),
         Ok(app::Ended::AtOnce) => Ok(ExitCode::from(1)),
         Err(error) if panics::latest().is_some() => {

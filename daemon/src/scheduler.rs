@@ -13,14 +13,14 @@ pub(crate) mod plan;
 
 pub(crate) use messages::{
     CancelJob, ConnectionGone, DetailOf, Drain, JobsOf, ModelStates, ReadLog, SchedulerSnapshot, Snapshot,
-    SubmitJob, Unload, WantModel,
+    StoryOf, SubmitJob, Unload, WantModel,
 };
 
 use crate::clock::Clock;
 use crate::config::ModelSettings;
-use crate::device::port::Generate;
+use crate::device::port::{Generate, Loaded};
 use crate::device::{DeviceActor, LoadModel, RunStep, UnloadModel};
-use crate::kv_store::{AddModel, Apply, CloseModel, KvOp, KvStoreActor, RemoveModel, SessionUse};
+use crate::kv_store::{AddModel, Apply, CloseModel, KvOp, KvStoreActor, RemoveModel};
 use crate::limits::{MAILBOX_MESSAGES, MEASURED_TOKENS, TICK};
 use crate::metrics::{Metrics, Outcome};
 use crate::pulse::{AliveGuard, Organ, Pulses};
@@ -32,7 +32,7 @@ use plan::{JobNumber, ModelName, SequenceId, StepPlan};
 use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::sync::{oneshot, watch};
-use zllm_state::BLOCK_TOKENS;
+use zllm_state::{BLOCK_TOKENS, SessionName, SessionUse};
 use zllm_wire::Event;
 
 /// The actor.
@@ -109,30 +109,21 @@ impl SchedulerActor {
                 self.refusal = Some(refusal);
             }
             Action::Lease { sequence, model, tenant, prompt, capacity_tokens } => {
-                self.kv_ops.push(KvOp::Lease { sequence, model, tenant, prompt, capacity_tokens });
+                let has_session = self.session_of(sequence).is_some();
+                let lease = KvOp::Lease { sequence, model, tenant, prompt, capacity_tokens, has_session };
+                self.kv_ops.push(lease);
             }
             Action::Prefetch { model, tenant, prompt } => {
                 self.kv_ops.push(KvOp::Prefetch { model, tenant, prompt });
             }
             Action::Cached { job, report } => self.jobs.cached(job, report),
-            Action::Commit { model, lease, tokens } => {
-                self.kv_ops.push(KvOp::Commit { model, lease, tokens })
-            }
-            Action::Release { sequence, model, lease, tokens, cached_tokens, sampled } => {
+            Action::Commit { lease, tokens } => self.kv_ops.push(KvOp::Commit { lease, tokens }),
+            Action::Release { sequence, lease, tokens, cached_tokens, sampled } => {
                 let tail = tokens[tokens.len() / BLOCK_TOKENS * BLOCK_TOKENS..].to_vec();
-                // A session is one timeline: with several answers it goes on with the first.
-                let record = self.jobs.get(sequence.job).filter(|_| sequence.choice == 0);
+                let (hit_tokens, sampled) = (cached_tokens as u64, sampled as u64);
                 let session =
-                    record.and_then(|record| Some((record.tenant.clone(), record.session.as_ref()?)));
-                let session = session.map(|(tenant, id)| SessionUse {
-                    tenant,
-                    id: zllm_state::SessionId(id.to_string()),
-                    tokens,
-                    hit_tokens: cached_tokens as u64,
-                    sampled: sampled as u64,
-                    now_ms: self.fellows.clock.unix_ms(),
-                });
-                self.kv_ops.push(KvOp::Release { model, lease, tail, session });
+                    self.session_of(sequence).map(|name| SessionUse { name, tokens, hit_tokens, sampled });
+                self.kv_ops.push(KvOp::Release { lease, tail, session });
             }
             Action::Step(plan) => self.run_step(plan, ctx),
             Action::Forget { sequence, model } => self.forgets.entry(model).or_default().push(sequence),
@@ -140,6 +131,14 @@ impl SchedulerActor {
             Action::Measure(measure) => self.fellows.metrics.measure(measure),
             Action::Token { job } => self.jobs.token(job, self.fellows.clock.now()),
         }
+    }
+
+    /// The session that a sequence leaves its timeline to. A session is one timeline: with several answers it goes on with
+    /// the first.
+    fn session_of(&self, sequence: SequenceId) -> Option<SessionName> {
+        let record = self.jobs.get(sequence.job).filter(|_| sequence.choice == 0)?;
+        let id = record.session.as_ref()?.to_string();
+        Some(SessionName { tenant: record.tenant.clone(), id })
     }
 
     fn event(&mut self, job: JobNumber, event: Event) {
@@ -215,8 +214,8 @@ impl SchedulerActor {
             let loaded = device.send(LoadModel { model: name.clone(), settings, progress }).await;
             let loaded = loaded.unwrap_or_else(|error| panic!("the device actor is gone: {error}"))?;
             let fingerprint = loaded.text.facts().fingerprint;
-            let (blocks, block_bytes) = (loaded.device_blocks, loaded.kv_block_bytes);
-            kv.send(AddModel { model: name, fingerprint, blocks, block_bytes })
+            let Loaded { device_blocks, ram_blocks, kv_block_bytes: block_bytes, .. } = loaded;
+            kv.send(AddModel { model: name, fingerprint, device_blocks, ram_blocks, block_bytes })
                 .await
                 .unwrap_or_else(|error| panic!("the kv store actor is gone: {error}"));
             Ok(loaded)
@@ -245,7 +244,7 @@ impl SchedulerActor {
             self.core.step(Input::ModelDown { model: model.clone() }, self.fellows.clock.now());
             let (device, kv, name) = (self.fellows.device.clone(), self.fellows.kv.clone(), model.clone());
             let unloading = async move {
-                kv.send(CloseModel(name.clone()))
+                kv.send(CloseModel)
                     .await
                     .unwrap_or_else(|error| panic!("the kv store actor is gone: {error}"));
                 let gone = device.send(UnloadModel(name.clone())).await;

@@ -1,6 +1,7 @@
 //! The Unix socket server: accepts connections from allowed peers, up to a bound, and ends them in order.
 
 mod connection;
+mod kv;
 pub(crate) mod listen;
 mod ops;
 mod peer;

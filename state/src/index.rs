@@ -39,7 +39,7 @@ use crate::key::BlockKey;
 use crate::tier::ByTier;
 use nodes::{NodeId, Nodes};
 use policy::Rank;
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 pub use leases::LeaseError;
 pub use lookup::{Missing, NearMiss};
@@ -140,12 +140,15 @@ pub struct Index {
     nodes: Nodes,
     arenas: Vec<Option<Arena>>,
     leases: HashMap<LeaseId, leases::Lease>,
-    restores: HashMap<RestoreId, restores::Reading>,
+    restores: BTreeMap<RestoreId, restores::Reading>,
     /// Names given to leases and restores so far.
     names: u64,
     /// Sizes of copies on SSD; nodes name them by number.
     sizes: Vec<u64>,
     stored_bytes: u64,
+    stored_blocks: u64,
+    /// Copies that went to make room for others, since the start.
+    evicted: ByTier,
     unsaved_bytes: u64,
     lost_unsaved: u64,
     stored_clock: u32,
@@ -153,8 +156,9 @@ pub struct Index {
     stored_order: BTreeSet<Rank>,
     /// Blocks to write, oldest wish first. A key whose node is not [`nodes::flag::WANTED`] any more is passed over.
     wanted: VecDeque<BlockKey>,
-    deletes: HashSet<BlockKey>,
-    pins: HashSet<BlockKey>,
+    /// In order, as are the pins: one history of calls has one outcome.
+    deletes: BTreeSet<BlockKey>,
+    pins: BTreeSet<BlockKey>,
 }
 
 impl Index {
@@ -165,17 +169,19 @@ impl Index {
             nodes: Nodes::new(),
             arenas: Vec::new(),
             leases: HashMap::new(),
-            restores: HashMap::new(),
+            restores: BTreeMap::new(),
             names: 0,
             sizes: Vec::new(),
             stored_bytes: 0,
+            stored_blocks: 0,
             unsaved_bytes: 0,
             lost_unsaved: 0,
             stored_clock: 0,
+            evicted: ByTier::default(),
             stored_order: BTreeSet::new(),
             wanted: VecDeque::new(),
-            deletes: HashSet::new(),
-            pins: HashSet::new(),
+            deletes: BTreeSet::new(),
+            pins: BTreeSet::new(),
         }
     }
 

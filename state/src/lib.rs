@@ -4,24 +4,32 @@
 //! ids and the time, and gets block numbers back. The daemon's KV store actor is the only writer.
 //!
 //! * [`BlockKey`] names the content of a block: a chained hash of all tokens up to its end.
-//! * [`BlockLedger`] owns the accounting of one device's block arena and the prefix index over it.
-//! * [`SessionTable`] remembers the timelines that clients may continue, and what of them is still on the device.
-//! * [`index::Index`] is the table of all blocks of all models in all tiers; it takes the ledger's place.
+//! * [`index::Index`] is the table of all blocks of all models in all tiers.
+//! * [`SessionTable`] remembers the timelines that clients may continue.
 //! * [`KvDisk`] keeps blocks and the manifests of sessions in a file, within a budget.
+//! * [`KvStore`] puts them together: messages and the time come in, [`Action`]s go out.
 #![forbid(unsafe_code)]
 
 mod disk;
 pub mod index;
 mod key;
-mod ledger;
 mod session;
+mod store;
 mod tier;
 
 pub use disk::{
     CheckReport, Contents, DiskError, KvDisk, Manifest, ReadError, SMALLEST_BUDGET_BYTES, StoredBlock,
     disk_bytes, free_bytes, session_bytes, smallest_budget, usable,
 };
+pub use index::{
+    ArenaBudget, ArenaFigures, BlockToStore, BlockView, Index, IndexOptions, LeaseError, LeaseId, Read,
+    Restore, RestoreId, TierFigures,
+};
 pub use key::{BLOCK_TOKENS, BlockKey, Fingerprint, block_keys};
-pub use ledger::{BlockFigures, BlockId, BlockLedger, Grant, LeaseError, LeaseId};
-pub use session::{Session, SessionId, SessionTable};
+pub use session::{Session, SessionName, SessionTable, Turn};
+pub use store::{
+    Action, CacheOutcome, DiskContents, DiskState, EvictTarget, Evicted, Granted, KvStore, LeaseRequest,
+    MapRun, ReadOutcome, RunState, SaveOutcome, SavePolicy, SessionError, SessionUse, SessionView,
+    StoreFigures, StoreOptions, TierMap,
+};
 pub use tier::{ByTier, Tier};

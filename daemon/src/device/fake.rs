@@ -220,6 +220,10 @@ impl TextModel for FakeText {
         Ok(text.bytes().map(u32::from).collect())
     }
 
+    fn text_of(&self, tokens: &[u32]) -> String {
+        tokens.iter().map(|&token| token as u8 as char).collect()
+    }
+
     fn generation(&self, _: &[u32], params: &GenerationParams, _: u32) -> Result<Box<dyn Generate>, String> {
         Ok(Box::new(FakeGeneration { left: params.max_tokens.expect("the daemon resolves the limit") }))
     }

@@ -78,6 +78,9 @@ pub(crate) trait TextModel: Send + Sync {
     /// When the model has no tokenizer.
     fn tokenize(&self, text: &str, parse_special: bool, add_bos: bool) -> Result<Vec<u32>, String>;
 
+    /// The text of tokens, for people: control tokens by name, broken characters replaced.
+    fn text_of(&self, tokens: &[u32]) -> String;
+
     /// A sampler for a sequence that begins with `prompt`: that of answer number `choice`, with a seed of its own.
     ///
     /// # Errors

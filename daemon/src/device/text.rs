@@ -46,6 +46,13 @@ impl TextModel for EngineText {
         Ok(tokens)
     }
 
+    fn text_of(&self, tokens: &[u32]) -> String {
+        let Ok(tokenizer) = self.text.tokenizer() else { return format!("{tokens:?}") };
+        let known = tokens.iter().filter(|&&id| (id as usize) < tokenizer.vocab_size());
+        let bytes: Vec<u8> = known.flat_map(|&id| tokenizer.token_bytes(id)).copied().collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
     fn generation(
         &self,
         prompt: &[u32],

@@ -1,13 +1,12 @@
 //! What the KV store tells of itself, for metrics and `status`. Counts are of blocks unless they say otherwise, totals are
 //! since the daemon's start.
 
-#![allow(dead_code, reason = "a store in memory alone fills few of these")]
-
+use crate::config::SsdSettings;
 use crate::scheduler::plan::ModelName;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
-use zllm_state::ByTier;
+use zllm_state::{ByTier, StoreFigures};
 
 /// What the KV store holds and has done.
 #[derive(Debug, Clone, Default)]
@@ -91,4 +90,56 @@ pub(crate) struct KvTotals {
     pub(crate) restore_time: Duration,
     /// Blocks on SSD that could not be read, or were not what was written.
     pub(crate) unreadable: u64,
+}
+
+impl KvSnapshot {
+    /// What the store and the disk say.
+    pub(super) fn new(
+        figures: StoreFigures,
+        ssd: Option<&SsdSettings>,
+        trouble: Option<&str>,
+        file_bytes: u64,
+    ) -> Self {
+        let tier = |tier: zllm_state::TierFigures| TierFigures {
+            used: tier.used,
+            cached: tier.cached,
+            free: tier.free,
+        };
+        let rates = &figures.compute_tokens_per_s;
+        let models = figures.arenas.iter().map(|(name, arena)| {
+            let (device, ram) = (tier(arena.device), tier(arena.ram));
+            let compute_tokens_per_s = rates.get(name).copied();
+            let model = ModelFigures { block_bytes: arena.block_bytes, device, ram, compute_tokens_per_s };
+            (name.as_str().into(), model)
+        });
+        let state = match (ssd, trouble) {
+            (None, _) => SsdState::Off,
+            (Some(_), None) => SsdState::Ready,
+            (Some(_), Some(reason)) => SsdState::Down(reason.to_owned()),
+        };
+        Self {
+            models: models.collect(),
+            ssd: SsdFigures {
+                state,
+                dir: ssd.map(|ssd| ssd.dir.clone()),
+                budget_bytes: ssd.map_or(0, |ssd| ssd.budget_bytes),
+                file_bytes,
+                stored_blocks: figures.stored_blocks,
+                stored_bytes: figures.stored_bytes,
+                unsaved_bytes: figures.unsaved_bytes,
+                read_bytes_per_s: figures.read_bytes_per_s,
+            },
+            sessions: figures.sessions,
+            totals: KvTotals {
+                evicted: figures.evicted,
+                lost_unsaved: figures.lost_unsaved_blocks + figures.refused_blocks,
+                written_blocks: figures.written_blocks,
+                written_bytes: figures.written_bytes,
+                restored_blocks: figures.restored_blocks,
+                restored_bytes: figures.restored_bytes,
+                restore_time: Duration::from_secs_f64(figures.restore_ms / 1e3),
+                unreadable: figures.unreadable_blocks,
+            },
+        }
+    }
 }

@@ -368,14 +368,12 @@ impl Core {
         if row.position < job.prompt.len() {
             self.actions.push(Action::Measure(Measure::Prefilled(row.tokens.len())));
         }
-        let model = job.model.clone();
         let running = job.running_mut(choice);
         running.computed += row.tokens.len();
         // A sequence that finished or failed is forgotten by the device.
         running.device_knows = true;
         for tokens in running.newly_full_blocks() {
-            let (model, lease) = (model.clone(), running.lease.id);
-            self.actions.push(Action::Commit { model, lease, tokens });
+            self.actions.push(Action::Commit { lease: running.lease.id, tokens });
         }
         let end = match accepted {
             None => None,
@@ -466,8 +464,7 @@ impl Core {
         let model = self.models.get_mut(&name).expect("models outlive their jobs");
         model.starved = false;
         model.releases += 1;
-        let release = Action::Release { sequence, model: name, lease, tokens, cached_tokens, sampled };
-        self.actions.push(release);
+        self.actions.push(Action::Release { sequence, lease, tokens, cached_tokens, sampled });
     }
 
     /// Ends a job of which nothing runs, and nothing waits that is to start.

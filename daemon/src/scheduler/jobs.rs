@@ -3,7 +3,6 @@
 
 use super::core::{CacheOutcome, CacheReport, Uptime, token_tiers};
 use super::log::{JobLog, is_terminal};
-use super::messages::Story;
 use super::plan::JobNumber;
 use crate::limits::{MAX_ENDED_JOBS, MAX_ENDED_LOG_BYTES, STORY_TOKENS};
 use std::collections::{BTreeMap, VecDeque};
@@ -204,9 +203,9 @@ impl JobRecord {
         }
     }
 
-    pub(crate) fn story(&self) -> Story {
-        let cache = self.progress.cache.clone();
-        Story { model: self.model.clone(), prompt_tokens: self.prompt_tokens, cache }
+    /// What was found of its prompt; `None` before it has started.
+    pub(crate) fn cache(&self) -> Option<&CacheReport> {
+        self.progress.cache.as_ref()
     }
 
     pub(crate) fn detail(&self, info: JobInfo) -> JobDetail {

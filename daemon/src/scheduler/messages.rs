@@ -7,7 +7,7 @@ use super::models::{LoadWatch, Wish};
 use super::plan::{JobNumber, ModelName, SequenceId};
 use super::{SchedulerActor, core::Uptime};
 use crate::config::ModelSettings;
-use crate::device::port::{Generate, TextFacts};
+use crate::device::port::{Generate, TextFacts, TextModel};
 use actix::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -75,10 +75,9 @@ pub(crate) struct DetailOf(pub(crate) JobId);
 pub(crate) struct StoryOf(pub(crate) JobId);
 
 /// The answer to [`StoryOf`].
-#[derive(Debug, Clone)]
-#[allow(dead_code, reason = "read by the operation that explains a job, which the protocol is about to get")]
 pub(crate) struct Story {
-    pub(crate) model: String,
+    /// The text side of its model, while that is loaded.
+    pub(crate) text: Option<Arc<dyn TextModel>>,
     pub(crate) prompt_tokens: u64,
     /// `None` for a job that has not started.
     pub(crate) cache: Option<CacheReport>,
@@ -259,7 +258,10 @@ impl Handler<StoryOf> for SchedulerActor {
     type Result = Option<Story>;
 
     fn handle(&mut self, StoryOf(id): StoryOf, _: &mut Self::Context) -> Self::Result {
-        Some(self.jobs.get(self.job_number(&id)?)?.story())
+        let record = self.jobs.get(self.job_number(&id)?)?;
+        let loaded = self.models.state(&record.model).and_then(|(_, loaded)| loaded);
+        let text = loaded.map(|loaded| loaded.text.clone());
+        Some(Story { text, prompt_tokens: record.prompt_tokens, cache: record.cache().cloned() })
     }
 }
 

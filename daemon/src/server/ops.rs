@@ -3,12 +3,13 @@
 //! Invariant: `status`, `list`, `show` and `models` are answered from the actors' memory; none of them waits for the device's thread.
 
 use super::connection::{Gone, Replies};
+use super::kv::{is_live, kv_status};
 use super::submit;
 use crate::catalog::{self, Catalog};
 use crate::clock::Clock;
 use crate::config::ModelSettings;
 use crate::device::{self, DeviceActor, DeviceSnapshot};
-use crate::kv_store::{self, Evict, KvStoreActor, SessionRow};
+use crate::kv_store::{self, KvStoreActor};
 use crate::limits::{MAX_ARRIVING, MAX_ENCODING};
 use crate::metrics::Metrics;
 use crate::scheduler::core::ConnectionId;
@@ -24,9 +25,8 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 use zllm_wire::limits::MAX_LIST_ROWS;
 use zllm_wire::{
-    Answer, BlockUsage, DeviceInfo, ErrorCode, EvictTarget, Fault, JobInfo, JobState, KvStatus, ModelInfo,
-    ModelState, Op, SessionDetail, SessionId, SessionInfo, SessionRef, SessionState, ShowTarget, SsdState,
-    Status, Tier, TierBlocks, TierBytes, TokenIds,
+    Answer, BlockUsage, DeviceInfo, ErrorCode, Fault, JobInfo, ModelInfo, ModelState, Op, SessionRef,
+    ShowTarget, Status, Tier, TokenIds,
 };
 
 /// Everything that requests need.
@@ -76,12 +76,7 @@ pub(super) fn fault(code: ErrorCode, message: impl Into<String>) -> Fault {
     Fault { code, message: message.into() }
 }
 
-/// The fault of what the protocol has and this daemon not yet.
-pub(super) fn not_built(what: &str) -> Fault {
-    fault(ErrorCode::Failed, format!("{what} is not built yet"))
-}
-
-fn not_found(what: &str, name: impl std::fmt::Display) -> Fault {
+pub(super) fn not_found(what: &str, name: impl std::fmt::Display) -> Fault {
     fault(ErrorCode::NotFound, format!("there is no {what} {name}"))
 }
 
@@ -140,7 +135,15 @@ pub(super) async fn answer(
             Ok(Answer::Job(Box::new(detail)))
         }
         Op::Show(ShowTarget::Session(session)) => services.show_session(session).await,
-        Op::Evict { target, tier: None } => services.evict(target).await,
+        Op::Evict { target, tier } => services.evict(target, tier).await,
+        Op::Residency => services.residency().await,
+        Op::Fork { from, to, tokens } => services.fork(from, to, tokens).await,
+        Op::Pin { session } => services.pin(&session, true).await,
+        Op::Unpin { session } => services.pin(&session, false).await,
+        Op::Ttl { session, ttl_ms } => services.set_ttl(&session, ttl_ms).await,
+        Op::Save { session } => services.save(session.as_ref()).await,
+        Op::Check => services.check_disk().await,
+        Op::Why { job } => services.why(job).await,
         Op::Status => Ok(Answer::Status(Box::new(services.status().await?))),
         Op::Tokenize { model, text, parse_special, add_bos } => {
             let tokens = submit::tokenize(&model, text, parse_special, add_bos, services).await?;
@@ -151,15 +154,6 @@ pub(super) async fn answer(
             services.stop.stop(if drain { StopReason::Drain } else { StopReason::Now });
             Ok(Answer::Done)
         }
-        Op::Evict { .. }
-        | Op::Residency
-        | Op::Fork { .. }
-        | Op::Pin { .. }
-        | Op::Unpin { .. }
-        | Op::Ttl { .. }
-        | Op::Save { .. }
-        | Op::Check
-        | Op::Why { .. } => Err(not_built(name(&op)).into()),
     }
 }
 
@@ -247,87 +241,14 @@ impl Services {
         self.device.send(device::Snapshot).await.map_err(gone)
     }
 
-    async fn sessions(&self, which: Option<&SessionId>) -> Result<Vec<SessionRow>, Fault> {
-        let which = which.map(|id| zllm_state::SessionId(id.to_string()));
-        self.kv.send(kv_store::Sessions(which)).await.map_err(gone)
-    }
-
     async fn list(&self) -> Result<Answer, Unanswered> {
         let jobs = self.ask_scheduler(JobsOf { session: None, limit: MAX_LIST_ROWS }).await?;
-        let mut rows = self.sessions(None).await?;
-        rows.sort_by(|a, b| b.last_use_ms.cmp(&a.last_use_ms).then_with(|| a.id.cmp(&b.id)));
-        rows.truncate(MAX_LIST_ROWS);
-        let active: HashSet<&SessionId> =
-            jobs.iter().filter(|job| is_live(job)).filter_map(|job| job.session.as_ref()).collect();
-        let sessions =
-            rows.into_iter().filter_map(|row| self.session_info(row, |id| active.contains(id))).collect();
+        let session_of =
+            |job: &JobInfo| Some(SessionRef { tenant: job.tenant.clone(), id: job.session.clone()? });
+        let active: HashSet<SessionRef> =
+            jobs.iter().filter(|job| is_live(job)).filter_map(session_of).collect();
+        let sessions = self.session_rows(|session| active.contains(session)).await?;
         Ok(Answer::Listing { sessions, jobs })
-    }
-
-    async fn show_session(&self, session: SessionRef) -> Result<Answer, Unanswered> {
-        let id = untenanted(&session)?;
-        let jobs = JobsOf { session: Some(session.clone()), limit: MAX_LIST_ROWS };
-        let mut jobs = self.ask_scheduler(jobs).await?;
-        let active = jobs.iter().any(is_live);
-        let row = self.sessions(Some(id)).await?.pop();
-        let blocks = row.as_ref().map_or(0, |row| row.resident_blocks);
-        let info = match row.and_then(|row| self.session_info(row, |_| active)) {
-            Some(info) => info,
-            // Its first job has not ended yet: there is a session, and no KV of it.
-            None => first_turn(id, &jobs).ok_or_else(|| not_found("session", id))?,
-        };
-        jobs.reverse();
-        let turns = info.turns;
-        Ok(Answer::Session(Box::new(SessionDetail {
-            info,
-            blocks: TierBlocks { device: blocks, ram: 0, ssd: 0 },
-            shared_blocks: 0,
-            shared_with: Vec::new(),
-            unsaved_blocks: blocks,
-            generation: turns,
-            saved_generation: None,
-            created_ms_ago: 0,
-            hits: 0,
-            jobs,
-        })))
-    }
-
-    fn session_info(&self, row: SessionRow, is_active: impl Fn(&SessionId) -> bool) -> Option<SessionInfo> {
-        // Made from a proven id; one that is none any more would be a defect, and is left out rather than told.
-        let id = SessionId::new(row.id.0).ok()?;
-        Some(SessionInfo {
-            state: if is_active(&id) { SessionState::Active } else { SessionState::Idle },
-            id,
-            tenant: None,
-            model: row.model,
-            tokens: row.tokens,
-            bytes: TierBytes { device: row.resident_bytes, ram: 0, ssd: 0 },
-            idle_ms: self.clock.unix_ms().saturating_sub(row.last_use_ms),
-            pinned: false,
-            ttl_ms: None,
-            saved: false,
-            turns: row.turns,
-            hit_tokens: row.hit_tokens,
-        })
-    }
-
-    async fn evict(&self, target: EvictTarget) -> Result<Answer, Unanswered> {
-        let (message, missing) = match target {
-            EvictTarget::All => (Evict::All, None),
-            EvictTarget::Session(session) => {
-                let id = untenanted(&session)?;
-                (Evict::Session(zllm_state::SessionId(id.to_string())), Some(session.id))
-            }
-            EvictTarget::OlderThan { .. } => return Err(not_built("evict --older-than").into()),
-        };
-        let evicted = self.kv.send(message).await.map_err(gone)?;
-        match (evicted, missing) {
-            (Some(evicted), _) => {
-                let kv_store::Evicted { sessions, blocks, bytes } = evicted;
-                Ok(Answer::Evicted { sessions, blocks, bytes })
-            }
-            (None, id) => Err(not_found("session", id.map(|id| id.to_string()).unwrap_or_default()).into()),
-        }
     }
 
     async fn status(&self) -> Result<Status, Fault> {
@@ -361,20 +282,7 @@ impl Services {
                 used_bytes,
             }],
             blocks: blocks.collect(),
-            kv: KvStatus {
-                ssd: SsdState::Off,
-                path: None,
-                file_bytes: 0,
-                budget_bytes: 0,
-                stored_blocks: 0,
-                unsaved_bytes: 0,
-                ram_budget_bytes: 0,
-                ram_used_bytes: 0,
-                read_bytes_per_s: None,
-                compute_tokens_per_s: None,
-                evicted_blocks: TierBlocks::default(),
-                lost_unsaved_blocks: 0,
-            },
+            kv: kv_status(&kv),
             queued_jobs: load.queued_jobs as u32,
             queue_capacity: self.queue_capacity as u32,
             running_jobs: load.running_jobs as u32,
@@ -392,36 +300,6 @@ impl Services {
 }
 
 /// The fault of an actor that does not answer; the process is about to end.
-fn gone(error: actix::MailboxError) -> Fault {
+pub(super) fn gone(error: actix::MailboxError) -> Fault {
     fault(ErrorCode::Failed, format!("the daemon is failing: {error}"))
-}
-
-/// A session of those who name no tenant; no other has one yet.
-fn untenanted(session: &SessionRef) -> Result<&SessionId, Fault> {
-    match &session.tenant {
-        None => Ok(&session.id),
-        Some(_) => Err(not_found("session", session)),
-    }
-}
-
-fn is_live(job: &JobInfo) -> bool {
-    matches!(job.state, JobState::Queued | JobState::Running)
-}
-
-fn first_turn(id: &SessionId, jobs: &[JobInfo]) -> Option<SessionInfo> {
-    let job = jobs.iter().find(|job| is_live(job))?;
-    Some(SessionInfo {
-        id: id.clone(),
-        model: job.model.clone(),
-        state: SessionState::Active,
-        tokens: job.prompt_tokens + job.generated_tokens,
-        bytes: job.bytes,
-        idle_ms: job.idle_ms,
-        tenant: job.tenant.clone(),
-        pinned: false,
-        ttl_ms: None,
-        saved: false,
-        turns: 0,
-        hit_tokens: job.cached_tokens,
-    })
 }

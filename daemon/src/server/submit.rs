@@ -1,9 +1,11 @@
 //! From a request to a job: the model is loaded, the prompt tokenized off the event loop, the job submitted, its log streamed.
 
 use super::connection::Replies;
-use super::ops::{Services, Unanswered, fault, not_built};
+use super::kv::session_fault;
+use super::ops::{Services, Unanswered, fault, gone};
 use crate::device::port::{Generate, Loaded};
 use crate::inspect::{self, InspectError};
+use crate::kv_store::ContinueSession;
 use crate::limits::{MAX_ARRIVING, MAX_LABEL_BYTES, MAX_LOGPROBS_PER_JOB};
 use crate::metrics::Outcome;
 use crate::scheduler::SubmitJob;
@@ -12,6 +14,7 @@ use crate::scheduler::log::LogReader;
 use crate::scheduler::models::LoadState;
 use std::path::PathBuf;
 use tokio::sync::SemaphorePermit;
+use zllm_state::SessionName;
 use zllm_wire::limits::MAX_CHOICES;
 use zllm_wire::{Answer, ErrorCode, Fault, GenerationParams, InspectTarget, Prompt, Submit, Template};
 
@@ -24,22 +27,18 @@ pub(super) async fn submit(
 ) -> Result<Answer, Unanswered> {
     let arrived_at = services.clock.now();
     let Submit { model, prompt, params, session, tenant, detached, stream: streamed, label } = request;
-    if tenant.is_some() {
-        return Err(refuse(services, not_built("tenant")).into());
-    }
     if label.as_ref().is_some_and(|label| label.len() > MAX_LABEL_BYTES) {
         let message = format!("the label is longer than {MAX_LABEL_BYTES} bytes");
         return Err(refuse(services, fault(ErrorCode::Invalid, message)).into());
     }
-    if matches!(prompt, Prompt::Continue { .. }) {
-        return Err(refuse(services, not_built("continue")).into());
-    }
     let bytes = request_bytes(&prompt, &params);
-    let ready = prepare(&model, prompt, params, services).await.map_err(|fault| refuse(services, fault))?;
+    let tenant = tenant.map(String::from).unwrap_or_default();
+    let ready = prepare(&model, &tenant, prompt, params, services).await;
+    let ready = ready.map_err(|fault| refuse(services, fault))?;
     let Ready { prompt, params, max_tokens, samplers } = ready;
     let job = SubmitJob {
         model: model.as_str().into(),
-        tenant: tenant.map(String::from).unwrap_or_default(),
+        tenant,
         prompt,
         max_tokens,
         samplers,
@@ -117,28 +116,46 @@ struct Ready {
 
 async fn prepare(
     model: &str,
+    tenant: &str,
     prompt: Prompt,
     params: GenerationParams,
     services: &Services,
 ) -> Result<Ready, Fault> {
     let _arriving = arrive(services)?;
     let loaded = load(model, services).await?;
+    let kept = match &prompt {
+        Prompt::Continue { session, .. } => {
+            let session = SessionName { tenant: tenant.to_owned(), id: session.to_string() };
+            let tokens =
+                services.kv.send(ContinueSession { session, model: model.into() }).await.map_err(gone)?;
+            Some(tokens.map_err(session_fault)?)
+        }
+        _ => None,
+    };
     let default_max_tokens = services.default_max_tokens;
     let now_unix_s = (services.clock.unix_ms() / 1000) as i64;
-    let ready =
-        off_the_loop(services, move || encode(&loaded, &prompt, now_unix_s, params, default_max_tokens))
-            .await?;
+    let ready = off_the_loop(services, move || {
+        encode(&loaded, kept.as_deref(), &prompt, now_unix_s, params, default_max_tokens)
+    })
+    .await?;
     ready.map_err(|message| fault(ErrorCode::Invalid, message))
 }
 
+/// `kept` are the tokens of the session that the prompt continues.
 fn encode(
     loaded: &Loaded,
+    kept: Option<&[u32]>,
     prompt: &Prompt,
     now_unix_s: i64,
     mut params: GenerationParams,
     default_max_tokens: usize,
 ) -> Result<Ready, String> {
-    let prompt = loaded.text.encode(prompt, now_unix_s)?;
+    let prompt = match (kept, prompt) {
+        (Some(kept), Prompt::Continue { text, parse_special, .. }) => {
+            [kept, &loaded.text.tokenize(text, *parse_special, false)?].concat()
+        }
+        _ => loaded.text.encode(prompt, now_unix_s)?,
+    };
     let context = loaded.text.facts().context_tokens;
     if prompt.is_empty() {
         return Err("the prompt is empty; give at least one token".into());

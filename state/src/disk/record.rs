@@ -53,6 +53,8 @@ pub struct Manifest {
     pub sampled: u64,
     /// Requests answered.
     pub turns: u64,
+    /// Turns that found something in the cache.
+    pub hits: u64,
     /// Prompt tokens of all turns that needed no computing.
     pub hit_tokens: u64,
     /// When the session began, in milliseconds since 1970.
@@ -142,6 +144,7 @@ pub(super) fn encode_manifest(manifest: &Manifest) -> Vec<u8> {
     out.u64(manifest.generation);
     out.u64(manifest.sampled);
     out.u64(manifest.turns);
+    out.u64(manifest.hits);
     out.u64(manifest.hit_tokens);
     out.u64(manifest.created_ms);
     out.u64(manifest.last_use_ms);
@@ -169,6 +172,7 @@ pub(super) fn decode_manifest(key: [u8; 32], bytes: &[u8]) -> Result<Manifest, &
         generation: input.u64()?,
         sampled: input.u64()?,
         turns: input.u64()?,
+        hits: input.u64()?,
         hit_tokens: input.u64()?,
         created_ms: input.u64()?,
         last_use_ms: input.u64()?,
@@ -197,7 +201,7 @@ pub(super) fn block_record_bytes(tokens: u64, chunks: u64) -> u64 {
 pub(super) fn manifest_record_bytes(manifest: &Manifest) -> u64 {
     let strings = manifest.tenant.len() + manifest.id.len() + manifest.model.len();
     let lists = 4 * manifest.tokens.len() + 32 * manifest.keys.len();
-    (1 + 5 * 4 + strings + 32 + lists + 7 * 8 + 2 + CHECKSUM_BYTES) as u64
+    (1 + 5 * 4 + strings + 32 + lists + 8 * 8 + 2 + CHECKSUM_BYTES) as u64
 }
 
 fn half(hash: blake3::Hash) -> Checksum {

@@ -48,6 +48,7 @@ fn manifest(id: &str) -> Manifest {
         generation: 1,
         sampled: 2,
         turns: 1,
+        hits: 1,
         hit_tokens: 0,
         created_ms: 1,
         last_use_ms: 2,

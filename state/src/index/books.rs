@@ -97,6 +97,7 @@ impl Index {
         let bytes = self.sizes.get(usize::from(node.size)).copied().unwrap_or(0);
         if node.is(flag::STORED) {
             self.stored_bytes = add_bytes(self.stored_bytes, bytes);
+            self.stored_blocks = add_bytes(self.stored_blocks, 1);
         } else if node.is(flag::WANTED | flag::WRITING) {
             self.unsaved_bytes = add_bytes(self.unsaved_bytes, bytes);
         }

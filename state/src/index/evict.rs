@@ -20,6 +20,7 @@ impl Index {
                 let first = first.expect("the caller made sure that enough is not leased");
                 self.arena_mut(id).device_clock = first.clock().max(self.arena(id).device_clock);
                 self.move_to_ram(first.node);
+                self.evicted.device += 1;
             } else {
                 let dropped = self.drop_from_device(id);
                 assert!(dropped, "the caller made sure of room on the device");
@@ -36,6 +37,7 @@ impl Index {
         let Some(first) = self.arena(id).ram_order.first().copied() else { return false };
         self.arena_mut(id).ram_clock = first.clock().max(self.arena(id).ram_clock);
         self.drop_from_memory(first.node);
+        self.evicted.ram += 1;
         true
     }
 
@@ -44,6 +46,7 @@ impl Index {
         let Some(first) = order.find(|rank| self.is_droppable(rank.node)).copied() else { return false };
         self.arena_mut(id).device_clock = first.clock().max(self.arena(id).device_clock);
         self.drop_from_memory(first.node);
+        self.evicted.device += 1;
         true
     }
 
@@ -76,13 +79,14 @@ impl Index {
             self.stored_clock = first.clock().max(self.stored_clock);
             self.leave_ssd(first.node);
             self.prune(first.node);
+            self.evicted.ssd += 1;
         }
         true
     }
 
     /// Keys to delete on SSD since the last call. A block that is stored again is not among them.
     pub fn take_deletes(&mut self) -> Vec<BlockKey> {
-        self.deletes.drain().collect()
+        std::mem::take(&mut self.deletes).into_iter().collect()
     }
 
     /// Evicts what these keys name, from one tier or from all, and counts what went from where. A key stands after its

@@ -3,8 +3,8 @@
 use super::nodes::{Node, NodeId, flag};
 use super::{ArenaId, Index};
 use crate::key::BlockKey;
-use crate::tier::Tier;
-use std::collections::HashSet;
+use crate::tier::{ByTier, Tier};
+use std::collections::BTreeSet;
 
 /// One block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,8 +29,10 @@ pub struct BlockView {
     pub last_use_ms: u64,
     /// How many tokens it holds.
     pub tokens: usize,
-    /// Bytes in memory, or on SSD when it is there alone.
+    /// Bytes in memory; 0 when it is not there.
     pub bytes: u64,
+    /// Bytes on SSD; 0 when it is not there.
+    pub stored_bytes: u64,
 }
 
 /// How a tier of an arena is used, in blocks.
@@ -79,10 +81,8 @@ impl Index {
         let arena = ArenaId(node.arena);
         let tier = if node.is(flag::DEVICE) { Tier::Device } else { Tier::Ram };
         let memory = node.is(flag::MEMORY).then_some((arena, tier, node.slot));
-        let bytes = match memory {
-            Some(_) => self.arena(arena).budget.block_bytes,
-            None => self.sizes[usize::from(node.size)],
-        };
+        let bytes = memory.map_or(0, |_| self.arena(arena).budget.block_bytes);
+        let stored_bytes = if node.is(flag::STORED) { self.sizes[usize::from(node.size)] } else { 0 };
         BlockView {
             memory,
             stored: node.is(flag::STORED),
@@ -95,6 +95,7 @@ impl Index {
             last_use_ms: node.last_use_ms,
             tokens: usize::from(node.len),
             bytes,
+            stored_bytes,
         }
     }
 
@@ -126,10 +127,20 @@ impl Index {
         }
     }
 
+    /// Copies that went to make room for others since the start, by the tier that they left.
+    pub fn evicted(&self) -> ByTier {
+        self.evicted
+    }
+
+    /// Copies on SSD.
+    pub fn stored_blocks(&self) -> u64 {
+        self.stored_blocks
+    }
+
     /// Pins these blocks, and no others: each keeps at least one copy, and the one on SSD as long as the disk does.
     /// A key that is not known yet is pinned as soon as it is.
     pub fn pin<'k>(&mut self, keys: impl Iterator<Item = &'k BlockKey>) {
-        let before = std::mem::replace(&mut self.pins, keys.copied().collect::<HashSet<_>>());
+        let before = std::mem::replace(&mut self.pins, keys.copied().collect::<BTreeSet<_>>());
         let pinned = self.pins.difference(&before);
         let pinned: Vec<NodeId> = pinned.filter_map(|key| self.nodes.find(key)).collect();
         for id in pinned {

@@ -162,6 +162,19 @@ impl Index {
         }
     }
 
+    /// Nothing that waits for its write is wanted any more; returns how many blocks that were.
+    pub fn forget_wanted(&mut self) -> usize {
+        let mut forgotten = 0;
+        for key in std::mem::take(&mut self.wanted) {
+            if let Some(id) = self.nodes.find(&key).filter(|&id| self.nodes[id].is(flag::WANTED)) {
+                self.edit(id, |node| node.set(flag::WANTED, false));
+                self.drop_if_continued(id);
+                forgotten += 1;
+            }
+        }
+        forgotten
+    }
+
     /// Bytes that wait for their write or are on their way.
     pub fn unsaved_bytes(&self) -> u64 {
         self.unsaved_bytes

@@ -86,6 +86,7 @@ pub(crate) fn session(id: &str, seed: u64, tokens: usize, generation: u64) -> Ma
         generation,
         sampled: 17,
         turns: generation,
+        hits: 1,
         hit_tokens: 64,
         created_ms: 5,
         last_use_ms: 6,

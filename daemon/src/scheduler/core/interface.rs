@@ -6,6 +6,8 @@ use std::time::Duration;
 use zllm_state::{ByTier, LeaseId};
 use zllm_wire::{Event, TokenTiers};
 
+pub(crate) use zllm_state::CacheOutcome;
+
 /// Time since the daemon's start.
 pub(crate) type Uptime = Duration;
 
@@ -102,31 +104,6 @@ pub(crate) fn token_tiers(ByTier { device, ram, ssd }: ByTier) -> TokenTiers {
     TokenTiers { device, ram, ssd }
 }
 
-/// Why no more of a prompt was found.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(dead_code, reason = "a store in memory alone has no reason to give the last three")]
-pub(crate) enum CacheOutcome {
-    /// All of it was found, but for what must be computed for its logits.
-    Whole,
-    /// What is kept goes on otherwise after `shared` tokens.
-    Diverged {
-        shared: u64,
-        /// The last tokens that both have, and what follows in each: at most
-        /// [`STORY_TOKENS`](crate::limits::STORY_TOKENS) of each.
-        before: Vec<u32>,
-        kept: Vec<u32>,
-        asked: Vec<u32>,
-    },
-    /// What is kept ends after `kept_tokens`, all of which the prompt has.
-    Ended { kept_tokens: u64 },
-    /// Nothing is kept that begins like it.
-    Nothing,
-    /// The rest lay on SSD, and computing it again was the faster way.
-    Computed { ssd_tokens: u64, read_ms: u64, compute_ms: u64 },
-    /// The rest lay on SSD and could not be read.
-    Unreadable { reason: String },
-}
-
 /// Why the KV store gave no lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NoLease {
@@ -154,11 +131,10 @@ pub(crate) enum Action {
     /// What the KV store had of a job's prompt.
     Cached { job: JobNumber, report: CacheReport },
     /// The next block of a lease is full, with these tokens.
-    Commit { model: ModelName, lease: LeaseId, tokens: Vec<u32> },
+    Commit { lease: LeaseId, tokens: Vec<u32> },
     /// Give a lease back. `tokens` are those whose KV is in its blocks: the full blocks are committed, the rest is a tail.
     Release {
         sequence: SequenceId,
-        model: ModelName,
         lease: LeaseId,
         tokens: Vec<u32>,
         cached_tokens: usize,

@@ -1,5 +1,5 @@
 //! A whole day of the scheduler in a few seconds: random arrivals, cancels and lost clients on a simulated device, with
-//! the real block ledger. Each run prints its seed when it fails.
+//! the real index of blocks. Each run prints its seed when it fails.
 //!
 //! What must hold: exactly one terminal event a job and nothing after it, its answers side by side or one after another,
 //! every lease given back, no starvation, a decode row for every sequence past its prompt in every step, and the tokens of
@@ -10,7 +10,8 @@ use super::*;
 use crate::scheduler::plan::RowOutcome;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-use zllm_state::{BlockLedger, ByTier, Fingerprint, LeaseError};
+use zllm_state::index::{ArenaId, Index, IndexOptions};
+use zllm_state::{ArenaBudget, BlockKey, ByTier, Fingerprint, LeaseError};
 use zllm_wire::StopCause;
 
 const MODELS: [(&str, u32); 2] = [("a", 12), ("b", 6)];
@@ -58,21 +59,20 @@ struct Question {
     answer: Option<Result<Lease, NoLease>>,
 }
 
-/// Timelines whose ends the simulated store keeps.
-const KEPT: usize = 16;
+/// Blocks of each model beside those of running jobs.
+const RAM_BLOCKS: u32 = 4;
 
 struct Simulation {
     seed: u64,
     rng: Rng,
     core: Core,
     now: Uptime,
-    ledgers: BTreeMap<ModelName, BlockLedger>,
+    index: Index,
+    arenas: BTreeMap<ModelName, (ArenaId, BlockKey)>,
     /// What the device's blocks hold: a wrong block table shows up as wrong tokens.
     kv: HashMap<(ModelName, u32), [u32; BLOCK_TOKENS]>,
     /// What was asked and not answered, of each model.
     questions: BTreeMap<ModelName, Question>,
-    /// Timelines that were released: a lease may begin with a copy of the end of one.
-    kept: VecDeque<(ModelName, Vec<u32>)>,
     /// Prompts that were to be brought nearer.
     prefetches: usize,
     /// Leases that began inside of a block.
@@ -103,10 +103,10 @@ impl Simulation {
             rng: Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
             core: Core::new(limits),
             now: Duration::ZERO,
-            ledgers: BTreeMap::new(),
+            index: Index::new(IndexOptions::default()),
+            arenas: BTreeMap::new(),
             kv: HashMap::new(),
             questions: BTreeMap::new(),
-            kept: VecDeque::new(),
             prefetches: 0,
             partial: 0,
             device: None,
@@ -119,8 +119,10 @@ impl Simulation {
         };
         for (name, total_blocks) in MODELS {
             let model: ModelName = name.into();
-            let ledger = BlockLedger::new(Fingerprint([total_blocks as u8; 32]), total_blocks, 1);
-            simulation.ledgers.insert(model.clone(), ledger);
+            let (device_blocks, ram_blocks) = (total_blocks, RAM_BLOCKS);
+            let budget = ArenaBudget { device_blocks, ram_blocks, block_bytes: 1, stored_bytes: 1 };
+            let root = BlockKey::root(Fingerprint([total_blocks as u8; 32]), "");
+            simulation.arenas.insert(model.clone(), (simulation.index.add_arena(budget), root));
             simulation.input(Input::ModelUp { model, total_blocks });
         }
         simulation
@@ -152,16 +154,12 @@ impl Simulation {
                 assert!(record.cached.is_none(), "told once, for the first answer");
                 record.cached = Some(report.cached);
             }
-            Action::Commit { model, lease, tokens } => {
-                self.ledgers.get_mut(&model).expect("model").commit(lease, &tokens);
-            }
-            Action::Release { model, lease, tokens, .. } => {
+            Action::Commit { lease, tokens } => self.index.commit(lease, &tokens),
+            Action::Release { lease, tokens, .. } => {
                 self.leases -= 1;
-                self.kept.truncate(KEPT - 1);
-                self.kept.push_front((model.clone(), tokens));
-                let ledger = self.ledgers.get_mut(&model).expect("model");
-                ledger.release(lease);
-                ledger.check().expect("ledger invariants");
+                let tail = &tokens[tokens.len() / BLOCK_TOKENS * BLOCK_TOKENS..];
+                self.index.release(lease, tail, self.now.as_millis() as u64);
+                self.index.check().expect("the index's invariants");
             }
             Action::Step(plan) => {
                 assert!(self.device.is_none(), "one step at a time");
@@ -253,27 +251,21 @@ impl Simulation {
         if self.rng.below(8) == 0 {
             return Err(NoLease::NotNow);
         }
-        let grant = match self.ledgers.get_mut(model).expect("model").lease(prompt, capacity) {
+        let (arena, root) = self.arenas[model];
+        let now_ms = self.now.as_millis() as u64;
+        let grant = match self.index.lease(arena, root, prompt, capacity, now_ms) {
             Ok(grant) => grant,
             Err(LeaseError::NotNow { .. }) => return Err(NoLease::NotNow),
             Err(never) => panic!("the core let an impossible job in: {never}"),
         };
         self.leases += 1;
-        let blocks: Arc<[u32]> = grant.blocks.iter().map(|id| id.0).collect();
-        let whole = grant.cached_tokens;
-        let common = |(of, tokens): &(ModelName, Vec<u32>)| {
-            if of == model { prompt.iter().zip(tokens).take_while(|(a, b)| a == b).count() } else { 0 }
-        };
-        let longest = self.kept.iter().map(common).max().unwrap_or(0).min(prompt.len() - 1);
-        let cached = longest.clamp(whole, whole + BLOCK_TOKENS - 1);
-        if cached > whole {
+        if let Some(copy) = grant.copy {
             self.partial += 1;
-            let copy =
-                self.kv.entry((model.clone(), blocks[whole / BLOCK_TOKENS])).or_insert([0; BLOCK_TOKENS]);
-            copy[..cached - whole].copy_from_slice(&prompt[whole..cached]);
+            let content = self.kv[&(model.clone(), copy.from)];
+            self.kv.insert((model.clone(), copy.to), content);
         }
-        let cached = ByTier { device: whole as u64, ram: 0, ssd: (cached - whole) as u64 };
-        let cache = CacheReport { cached, outcome: CacheOutcome::Nothing };
+        let cache = CacheReport { cached: grant.cached, outcome: CacheOutcome::Nothing };
+        let blocks = grant.blocks.into();
         Ok(Lease { id: grant.lease, blocks, cache })
     }
 
@@ -364,9 +356,9 @@ impl Simulation {
         assert!(self.core.is_idle());
         assert_eq!(self.leases, 0, "every lease is given back");
         assert!(self.known.is_empty(), "the device keeps nothing");
-        for ledger in self.ledgers.values() {
-            assert_eq!(ledger.live_leases(), 0);
-            assert_eq!(ledger.figures().used_blocks, 0);
+        for (arena, _) in self.arenas.values() {
+            let figures = self.index.figures(*arena);
+            assert_eq!((figures.leases, figures.device.used), (0, 0));
         }
         for (id, record) in &self.records {
             assert!(record.terminal, "seed {}: {id:?} never ended", self.seed);

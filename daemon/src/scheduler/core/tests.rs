@@ -3,6 +3,8 @@
 use super::*;
 use crate::scheduler::plan::RowOutcome;
 use zllm_state::ByTier;
+use zllm_state::index::{Index, IndexOptions};
+use zllm_state::{ArenaBudget, BlockKey, Fingerprint};
 
 fn limits() -> CoreLimits {
     CoreLimits {
@@ -58,9 +60,12 @@ fn first(id: u64) -> SequenceId {
 
 /// A lease of `blocks` with so many cached tokens.
 fn lease(blocks: &[u32], cached: u64) -> Lease {
-    // Any ledger makes a lease id; one of its own keeps this test apart from the ledger's rules.
-    let mut ledger = zllm_state::BlockLedger::new(zllm_state::Fingerprint([0; 32]), 1, 1);
-    let id = ledger.lease(&[1], 1).expect("one block").lease;
+    // Any index makes a lease id; one of its own keeps this test apart from the index's rules.
+    let mut index = Index::new(IndexOptions::default());
+    let budget = ArenaBudget { device_blocks: 1, ram_blocks: 0, block_bytes: 1, stored_bytes: 1 };
+    let arena = index.add_arena(budget);
+    let root = BlockKey::root(Fingerprint([0; 32]), "");
+    let id = index.lease(arena, root, &[1], 1, 0).expect("one block").lease;
     let cached = ByTier { ram: cached, ..ByTier::default() };
     Lease { id, blocks: blocks.into(), cache: CacheReport { cached, outcome: CacheOutcome::Nothing } }
 }

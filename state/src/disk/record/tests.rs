@@ -23,9 +23,9 @@ fn block_record() -> impl Strategy<Value = BlockRecord> {
 fn manifest() -> impl Strategy<Value = Manifest> {
     let names = (".{0,12}", ".{0,40}", ".{0,20}");
     let lists = (prop::collection::vec(any::<u32>(), 0..300), prop::collection::vec(key(), 0..6));
-    (names, key(), lists, any::<[u64; 6]>(), any::<bool>(), any::<Option<u64>>()).prop_map(
+    (names, key(), lists, any::<[u64; 7]>(), any::<bool>(), any::<Option<u64>>()).prop_map(
         |((tenant, id, model), root, (tokens, keys), figures, pinned, ttl_ms)| {
-            let [generation, sampled, turns, hit_tokens, created_ms, last_use_ms] = figures;
+            let [generation, sampled, turns, hits, hit_tokens, created_ms, last_use_ms] = figures;
             Manifest {
                 tenant,
                 id,
@@ -36,6 +36,7 @@ fn manifest() -> impl Strategy<Value = Manifest> {
                 generation,
                 sampled,
                 turns,
+                hits,
                 hit_tokens,
                 created_ms,
                 last_use_ms,

@@ -1,0 +1,326 @@
+//! What clients do with sessions: fork, pin, limit, evict, go on.
+
+use super::{Action, KvStore};
+use crate::key::{BLOCK_TOKENS, BlockKey};
+use crate::session::{Session, SessionName};
+use crate::tier::{ByTier, Tier};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// Why a session cannot do what was asked of it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SessionError {
+    /// Nobody knows it.
+    #[error("there is no session {id:?}")]
+    NotFound {
+        /// What was asked for.
+        id: String,
+    },
+    /// A fork would write over another session.
+    #[error("session {id:?} is there already; evict it or fork to another name")]
+    Exists {
+        /// The name that is taken.
+        id: String,
+    },
+    /// A fork beyond the session's end.
+    #[error("session {id:?} has {tokens} tokens; fork at 1 up to {tokens}, not at {at}")]
+    OutOfRange {
+        /// The session.
+        id: String,
+        /// Its length.
+        tokens: usize,
+        /// Where the fork was to be.
+        at: u64,
+    },
+    /// Its tokens belong to another model, or another state of this one.
+    #[error("session {id:?} was made with another model ({model:?}, or other weights under that name)")]
+    OtherModel {
+        /// The session.
+        id: String,
+        /// The model that made it.
+        model: String,
+    },
+    /// Too much would be pinned.
+    #[error(
+        "{pinned_bytes} bytes would be pinned, {limit_bytes} may be: half of what sessions may take; unpin another first"
+    )]
+    TooMuchPinned {
+        /// With this session.
+        pinned_bytes: u64,
+        /// The bound.
+        limit_bytes: u64,
+    },
+}
+
+/// What to evict.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EvictTarget {
+    /// One session.
+    Session(SessionName),
+    /// All that is cached, of sessions or not.
+    All,
+    /// Sessions without use for so long.
+    OlderThan {
+        /// In milliseconds.
+        idle_ms: u64,
+    },
+}
+
+/// What was evicted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Evicted {
+    /// Sessions that are gone, or lost something in the tier.
+    pub sessions: u64,
+    /// Copies of blocks, by the tier that they left.
+    pub blocks: ByTier,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl KvStore {
+    /// One session.
+    pub fn session(&self, name: &SessionName) -> Option<&Session> {
+        self.sessions.get(name)
+    }
+
+    /// All sessions, by name.
+    pub fn sessions(&self) -> impl Iterator<Item = (&SessionName, &Session)> {
+        self.sessions.iter()
+    }
+
+    /// The tokens of a session, to go on with.
+    ///
+    /// # Errors
+    /// There is no such session, or it is not this model's.
+    pub fn continue_session(&self, name: &SessionName, model: &str) -> Result<Arc<[u32]>, SessionError> {
+        let session = self.known(name)?;
+        let root = self.models.get(model).map(|model| BlockKey::root(model.fingerprint, &name.tenant));
+        if root != Some(session.root) {
+            return Err(SessionError::OtherModel { id: name.id.clone(), model: session.model.clone() });
+        }
+        Ok(session.tokens.clone())
+    }
+
+    /// Makes a session of the first `at` tokens of another, or of all; they share the blocks.
+    ///
+    /// # Errors
+    /// There is no such session, its name is taken, or it is not that long.
+    pub fn fork(
+        &mut self,
+        from: &SessionName,
+        to: &SessionName,
+        at: Option<u64>,
+        now_ms: u64,
+    ) -> Result<Vec<Action>, SessionError> {
+        let session = self.known(from)?;
+        let tokens = session.tokens.len();
+        let at = at.unwrap_or(tokens as u64);
+        if at == 0 || at > tokens as u64 {
+            return Err(SessionError::OutOfRange { id: from.id.clone(), tokens, at });
+        }
+        if self.sessions.get(to).is_some() {
+            return Err(SessionError::Exists { id: to.id.clone() });
+        }
+        let at = at as usize;
+        let whole = if at == tokens { session.keys.len() } else { at / BLOCK_TOKENS };
+        let fork = Session {
+            tokens: session.tokens[..at].into(),
+            keys: session.keys[..whole].to_vec(),
+            left: Vec::new(),
+            generation: 1,
+            saved_generation: None,
+            created_ms: now_ms,
+            last_use_ms: now_ms,
+            turns: 0,
+            hits: 0,
+            hit_tokens: 0,
+            pinned: false,
+            ..session.clone()
+        };
+        let forgotten = self.sessions.insert(to.clone(), fork);
+        self.session_changed(to, forgotten);
+        Ok(self.done(now_ms))
+    }
+
+    /// Pins a session or lets go of it. What is pinned keeps at least one copy of each block.
+    ///
+    /// # Errors
+    /// There is no such session, or too much would be pinned.
+    pub fn pin(
+        &mut self,
+        name: &SessionName,
+        pinned: bool,
+        now_ms: u64,
+    ) -> Result<Vec<Action>, SessionError> {
+        self.known(name)?;
+        if pinned {
+            self.judge_pin(name)?;
+        }
+        let session = self.sessions.get_mut(name).expect("looked up above");
+        session.pinned = pinned;
+        self.changed_settings(name);
+        self.pin_all();
+        Ok(self.done(now_ms))
+    }
+
+    /// Sets how long a session is kept without use; `None`: as the configuration says.
+    ///
+    /// # Errors
+    /// There is no such session.
+    pub fn set_ttl(
+        &mut self,
+        name: &SessionName,
+        ttl_ms: Option<u64>,
+        now_ms: u64,
+    ) -> Result<Vec<Action>, SessionError> {
+        self.known(name)?;
+        self.sessions.get_mut(name).expect("looked up above").ttl_ms = ttl_ms;
+        self.changed_settings(name);
+        Ok(self.done(now_ms))
+    }
+
+    /// Evicts from one tier, or from all. Without a tier a session goes whole: what other sessions share with it stays. What
+    /// is leased stays in any case; what is pinned stays unless its session is named.
+    ///
+    /// # Errors
+    /// There is no such session.
+    pub fn evict(
+        &mut self,
+        target: &EvictTarget,
+        tier: Option<Tier>,
+        now_ms: u64,
+    ) -> Result<(Evicted, Vec<Action>), SessionError> {
+        let evicted = match target {
+            EvictTarget::Session(name) => {
+                self.known(name)?;
+                self.evict_session(name, tier)
+            }
+            EvictTarget::OlderThan { idle_ms } => {
+                let is_old = |session: &Session| {
+                    !session.pinned && now_ms.saturating_sub(session.last_use_ms) >= *idle_ms
+                };
+                let names: Vec<SessionName> =
+                    self.sessions.iter().filter(|(_, s)| is_old(s)).map(|(name, _)| name.clone()).collect();
+                let mut all = Evicted::default();
+                for name in names {
+                    let one = self.evict_session(&name, tier);
+                    all.sessions += one.sessions;
+                    all.bytes += one.bytes;
+                    all.blocks = sum(all.blocks, one.blocks);
+                }
+                all
+            }
+            EvictTarget::All => self.evict_all(tier),
+        };
+        let actions = self.done(now_ms);
+        Ok((evicted, actions))
+    }
+
+    /// Sessions whose time is over go.
+    pub(super) fn end_sessions(&mut self, now_ms: u64) {
+        let default = self.options.session_ttl_ms;
+        let is_over = |session: &Session| {
+            let ttl = session.ttl_ms.or(default);
+            !session.pinned && ttl.is_some_and(|ttl| now_ms.saturating_sub(session.last_use_ms) >= ttl)
+        };
+        let over: Vec<SessionName> =
+            self.sessions.iter().filter(|(_, s)| is_over(s)).map(|(name, _)| name.clone()).collect();
+        for name in over {
+            self.evict_session(&name, None);
+        }
+    }
+
+    /// Tells the index what is pinned now.
+    pub(super) fn pin_all(&mut self) {
+        let pinned = self.sessions.iter().filter(|(_, session)| session.pinned);
+        self.index.pin(pinned.flat_map(|(_, session)| &session.keys));
+    }
+
+    fn known(&self, name: &SessionName) -> Result<&Session, SessionError> {
+        self.sessions.get(name).ok_or_else(|| SessionError::NotFound { id: name.id.clone() })
+    }
+
+    /// A manifest must be written again, with the same timeline.
+    fn changed_settings(&mut self, name: &SessionName) {
+        let session = self.sessions.get_mut(name).expect("its caller has looked it up");
+        session.generation += 1;
+        self.session_changed(name, Vec::new());
+    }
+
+    fn judge_pin(&self, name: &SessionName) -> Result<(), SessionError> {
+        let memory: u64 = self
+            .models
+            .values()
+            .map(|model| {
+                u64::from(model.budget.ram_blocks + model.budget.device_blocks) * model.budget.block_bytes
+            })
+            .sum();
+        let room = if self.options.disk_budget_bytes > 0 { self.options.disk_budget_bytes } else { memory };
+        let sessions = self.sessions.iter().filter(|(other, session)| session.pinned || *other == name);
+        let keys: HashSet<&BlockKey> = sessions.flat_map(|(_, session)| &session.keys).collect();
+        let bytes =
+            |key: &&BlockKey| self.index.view(key).map_or(0, |view| view.bytes.max(view.stored_bytes));
+        let (pinned_bytes, limit_bytes) = (keys.iter().map(bytes).sum(), room / 2);
+        if pinned_bytes > limit_bytes {
+            return Err(SessionError::TooMuchPinned { pinned_bytes, limit_bytes });
+        }
+        Ok(())
+    }
+
+    fn evict_session(&mut self, name: &SessionName, tier: Option<Tier>) -> Evicted {
+        let Some(session) = self.sessions.get(name) else { return Evicted::default() };
+        let keys: Vec<BlockKey> = session.keys.iter().chain(&session.left).copied().collect();
+        let others =
+            self.sessions.iter().filter(|(other, session)| *other != name && !session.keys.is_empty());
+        let shared: HashSet<&BlockKey> = others.flat_map(|(_, session)| &session.keys).collect();
+        let own: Vec<BlockKey> = keys.into_iter().filter(|key| !shared.contains(key)).collect();
+        if tier.is_none() {
+            // Named by hand: its pin goes with it.
+            self.sessions.remove(name);
+            self.session_gone(name);
+            self.pin_all();
+        }
+        let bytes = |store: &Self| {
+            let views = own.iter().filter_map(|key| store.index.view(key));
+            views.map(|view| view.bytes + view.stored_bytes).sum::<u64>()
+        };
+        let bytes_before = bytes(self);
+        let blocks = self.index.evict(own.iter(), tier);
+        let gone = u64::from(tier.is_none() || blocks.total() > 0);
+        Evicted { sessions: gone, blocks, bytes: bytes_before - bytes(self) }
+    }
+
+    fn evict_all(&mut self, tier: Option<Tier>) -> Evicted {
+        let copies = |store: &Self, keys: &[BlockKey]| -> ByTier {
+            keys.iter().filter_map(|key| store.index.view(key)).fold(ByTier::default(), |mut sum, view| {
+                if let Some((_, tier, _)) = view.memory {
+                    *sum.of(tier) += 1;
+                }
+                sum.ssd += u64::from(view.stored);
+                sum
+            })
+        };
+        let before: Vec<(SessionName, ByTier)> =
+            self.sessions.iter().map(|(name, session)| (name.clone(), copies(self, &session.keys))).collect();
+        let bytes = |store: &Self| {
+            let arenas = store.models.values().map(|model| {
+                let figures = store.index.figures(model.arena);
+                let blocks =
+                    figures.device.used + figures.device.cached + figures.ram.used + figures.ram.cached;
+                u64::from(blocks) * model.budget.block_bytes
+            });
+            arenas.sum::<u64>() + store.index.stored_bytes()
+        };
+        let bytes_before = bytes(self);
+        let blocks = self.index.evict_all(tier);
+        let lost = |(name, before): &&(SessionName, ByTier)| {
+            self.sessions.get(name).is_some_and(|session| copies(self, &session.keys) != *before)
+        };
+        let sessions = before.iter().filter(lost).count() as u64;
+        Evicted { sessions, blocks, bytes: bytes_before - bytes(self) }
+    }
+}
+
+fn sum(a: ByTier, b: ByTier) -> ByTier {
+    ByTier { device: a.device + b.device, ram: a.ram + b.ram, ssd: a.ssd + b.ssd }
+}
