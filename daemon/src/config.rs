@@ -205,6 +205,9 @@ fn drain(given: Option<u64>) -> anyhow::Result<Duration> {
 fn core_limits(file: &LimitsTable, cli: &Cli) -> anyhow::Result<CoreLimits> {
     let running_jobs = cli.running_jobs.or(file.running_jobs);
     let chunk = cli.prefill_chunk_tokens.or(file.prefill_chunk_tokens);
+    let most = limits::MAX_RUNNING_JOBS;
+    let given = running_jobs.unwrap_or(0);
+    anyhow::ensure!(given <= most, "limits.running_jobs is {given}; at most {most} works");
     let (tokens, bytes) = (file.queued_prompt_tokens, file.queued_bytes);
     Ok(CoreLimits {
         queued_jobs: count("limits.queued_jobs", file.queued_jobs, limits::DEFAULT_QUEUED_JOBS)?,

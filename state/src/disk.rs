@@ -24,6 +24,7 @@ use crate::BlockKey;
 
 mod check;
 mod fault;
+mod fit;
 mod open;
 mod place;
 mod record;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use zllm_state::{
     ArenaBudget, CheckReport, EvictTarget, Evicted, Fingerprint, LeaseId, LeaseRequest, SaveOutcome,
-    SessionError, SessionName, SessionView, Tier, TierMap, disk_bytes,
+    SessionError, SessionName, SessionView, Tier, TierMap, disk_bytes, smallest_budget,
 };
 
 /// Opens the KV database; answered when it is open or known not to be.
@@ -203,7 +203,11 @@ impl Handler<AddModel> for KvStoreActor {
 
     fn handle(&mut self, message: AddModel, _: &mut Self::Context) {
         let AddModel { model, fingerprint, device_blocks, ram_blocks, block_bytes } = message;
-        let stored_bytes = disk_bytes(block_bytes);
+        let (stored_bytes, needed_bytes) = (disk_bytes(block_bytes), smallest_budget(block_bytes));
+        if let Some(ssd) = self.disk.settings().filter(|ssd| ssd.budget_bytes < needed_bytes) {
+            let budget_bytes = ssd.budget_bytes;
+            tracing::warn!(%model, budget_bytes, needed_bytes, "kv.ssd_budget is too small for this model's KV");
+        }
         let budget = ArenaBudget { device_blocks, ram_blocks, block_bytes, stored_bytes };
         self.store.add_model(&model, Fingerprint(fingerprint), budget);
     }

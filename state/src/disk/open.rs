@@ -34,7 +34,7 @@ pub struct Contents {
 impl KvDisk {
     /// Opens the store in a folder, which is made if it is missing. A file that cannot be used is set aside, and the
     /// store starts empty; records that cannot be used, and the descendants of such blocks, are deleted. Either way the
-    /// contents have a note that says so.
+    /// contents have a note that says so. What is over the budget, when that is smaller than before, is deleted.
     ///
     /// It takes as long as reading the records does, after a crash too; the blocks' bytes are not read.
     ///
@@ -54,7 +54,11 @@ impl KvDisk {
                 Err(error @ DiskError::Unusable { .. }) => {
                     notes.push(format!("{error}; the store starts empty"))
                 }
-                opened => return opened,
+                opened => {
+                    let (mut disk, mut contents) = opened?;
+                    disk.fit(&mut contents)?;
+                    return Ok((disk, contents));
+                }
             }
         }
         let database = make_file(&place, budget_bytes)?;

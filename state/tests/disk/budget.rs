@@ -10,7 +10,7 @@ use zllm_state::{
     smallest_budget, usable,
 };
 
-use crate::samples::{Random, block, bytes, session};
+use crate::samples::{Random, block, bytes, chain, root, session};
 
 const MIB: u64 = 1 << 20;
 
@@ -165,29 +165,6 @@ fn what_is_too_much_is_refused_and_can_be_made_room_for() {
     assert!(report.is_clean() && report.blocks == kept.len() as u64 + 10, "{report:?}");
 }
 
-#[test]
-fn a_lowered_budget_is_kept_once_enough_is_evicted() {
-    let dir = tempfile::tempdir().unwrap();
-    let (disk, _) = KvDisk::open(dir.path(), 48 * MIB).unwrap();
-    let blocks: Vec<_> = (0..112).map(|seed| block(seed, 300_000)).collect();
-    disk.write(&blocks, &[]).unwrap();
-    drop(disk);
-    let (mut disk, contents) = KvDisk::open(dir.path(), 32 * MIB).unwrap();
-    assert!(contents.blocks.len() == 112 && disk.file_bytes() > 32 * MIB);
-    let kept = (disk.usable_bytes() / disk_bytes(300_000)) as usize;
-    let evicted: Vec<_> = blocks[kept..].iter().map(|(block, _)| block.key).collect();
-    disk.write(&[], &evicted).unwrap();
-    disk.shrink().unwrap();
-    assert!(disk.file_bytes() <= 32 * MIB);
-    drop(disk);
-    let (mut disk, contents) = KvDisk::open(dir.path(), 32 * MIB).unwrap();
-    assert_eq!((contents.blocks.len(), contents.notes.len()), (kept, 0));
-    let before = disk.file_bytes();
-    disk.shrink().unwrap();
-    assert_eq!(disk.file_bytes(), before, "within the budget there is nothing to do");
-    assert!(disk.check().unwrap().is_clean());
-}
-
 /// Manifests are rewritten at each turn of a session and grow with it.
 #[test]
 fn sessions_count_for_the_budget_too() {
@@ -223,4 +200,35 @@ fn the_file_system_says_how_much_it_has_left() {
     let dir = tempfile::tempdir().unwrap();
     assert!(free_bytes(dir.path()).unwrap() > 0);
     assert!(free_bytes(&dir.path().join("nothing")).is_err());
+}
+
+#[test]
+fn a_smaller_budget_lets_what_is_oldest_go_and_gives_the_space_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let (disk, _) = KvDisk::open(folder.path(), 128 * MIB).unwrap();
+    // Two sequences of 64 blocks; the second is newer.
+    for (seed, written_ms) in [(1, 1000), (2, 2000)] {
+        let mut blocks = chain(seed, 64 * 64, 300_000);
+        blocks.iter_mut().for_each(|(block, _)| block.written_ms = written_ms);
+        disk.write(&blocks, &[]).unwrap();
+    }
+    disk.put_sessions(&[session("s", 2, 100, 1)]).unwrap();
+    assert!(disk.file_bytes() > 36 * MIB);
+    drop(disk);
+
+    let (disk, contents) = KvDisk::open(folder.path(), 36 * MIB).unwrap();
+    assert!(disk.file_bytes() <= 36 * MIB, "{} bytes", disk.file_bytes());
+    let taken: u64 = contents.blocks.iter().map(|block| disk_bytes(block.bytes)).sum();
+    assert!(taken <= usable(36 * MIB) && taken > usable(36 * MIB) / 2, "{taken} bytes are kept");
+    assert!(contents.notes[0].contains("over the budget"), "{:?}", contents.notes);
+    assert_eq!(contents.sessions.len(), 1);
+    let newer = contents.blocks.iter().filter(|block| block.written_ms == 2000).count();
+    assert_eq!(newer, 64, "the older sequence goes first");
+    let mut parents = vec![root()];
+    for block in &contents.blocks {
+        assert!(parents.contains(&block.parent), "what is kept hangs together");
+        assert_eq!(disk.read(&block.key).unwrap(), bytes(&block.key, 300_000));
+        parents.push(block.key);
+    }
+    assert!(disk.check().unwrap().is_clean());
 }
