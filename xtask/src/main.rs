@@ -8,6 +8,7 @@ mod bench;
 mod canaries;
 mod ci;
 mod clock;
+mod kv_bench;
 mod models;
 mod perplexity;
 mod process;
@@ -29,6 +30,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   canaries           prove that every ban of clippy.toml and every denied lint is caught
   models [NAME..]    fetch the test models into the cache and check their sha256
   bench [ARGS]       prefill and decode beside llama.cpp; `cargo xtask bench --help` lists ARGS
+  kv-bench [ARGS]    time to the first token from each tier, and what the KV store costs; `--help` lists ARGS
   perplexity         the test models on this project's documentation, beside llama.cpp; needs ZLLM_PEER_PYTHON
 ";
 
@@ -54,6 +56,7 @@ fn run() -> Result<()> {
         ("canaries", []) => canaries::run(),
         ("models", names) => models::run(names),
         ("bench", _) => bench::run(&rest),
+        ("kv-bench", _) => kv_bench::run(&rest),
         ("perplexity", []) => perplexity::run(),
         ("help" | "--help" | "-h", _) => {
             print!("{USAGE}");

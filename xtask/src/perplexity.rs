@@ -78,7 +78,7 @@ fn measured(command: &mut Command) -> Result<(u64, f64)> {
 }
 
 /// The project's documentation as one text.
-fn documentation(root: &Path) -> Result<String> {
+pub(crate) fn documentation(root: &Path) -> Result<String> {
     let mut text = String::new();
     let mut files = vec![root.join("README.md"), root.join("CHANGELOG.md")];
     collect(&root.join("docs"), "md", &mut files)?;

@@ -60,6 +60,16 @@ pub(crate) struct RunningDaemon {
 impl RunningDaemon {
     /// Starts a daemon that has loaded one model when it says READY, and waits for that.
     pub(crate) fn start(programs: &Programs, model: &str, model_path: &Path) -> Result<Self> {
+        Self::start_with(programs, model, model_path, &[])
+    }
+
+    /// The same with flags, which go before its configuration.
+    pub(crate) fn start_with(
+        programs: &Programs,
+        model: &str,
+        model_path: &Path,
+        flags: &[&str],
+    ) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("zllm-").tempdir().context("no scratch folder")?;
         let notify = UnixDatagram::bind(folder.path().join("notify")).context("no notify socket")?;
         notify.set_read_timeout(Some(Duration::from_millis(50)))?;
@@ -75,6 +85,7 @@ impl RunningDaemon {
         let child = zllmd
             .arg("--config")
             .arg(&config)
+            .args(flags)
             .env("NOTIFY_SOCKET", folder.path().join("notify"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -3,6 +3,9 @@
 mod common;
 mod generate;
 mod inspect;
+mod kv_crash;
+mod kv_faults;
+mod kv_tiers;
 mod operate;
 mod sampling;
 mod templates;

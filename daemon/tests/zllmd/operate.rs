@@ -322,6 +322,8 @@ fn a_start_up_model_that_does_not_load_ends_the_daemon_with_the_reason() {
         .arg(&config)
         .arg("--socket")
         .arg(&socket)
+        .arg("--kv-dir")
+        .arg(builder.folder().join("kv2"))
         .output()
         .expect("zllmd runs");
     assert_eq!(output.status.code(), Some(1));

@@ -2,8 +2,6 @@
 //! says what the template said.
 
 use crate::common::{Builder, Client, greedy};
-use std::fs::OpenOptions;
-use std::io::Write;
 use zllm_wire::{Answer, ErrorCode, Op, Prompt, Submit, Template};
 
 /// A model of the tests' folder without a template.
@@ -37,14 +35,10 @@ fn templates_are_obeyed_and_their_refusals_are_told() {
         "{{ bos_token }}hello{{ '' if messages | length == 1 else raise_exception('just one') }}",
     )
     .expect("scratch file");
-    let config = OpenOptions::new().append(true).open(folder.join("zllmd.toml"));
     let model = crate::common::models_dir().join(format!("{BARE}.gguf"));
-    writeln!(
-        config.expect("the configuration"),
-        "[models.configured]\npath = {model:?}\ntemplate = \"own.jinja\"\nkv_budget = \"32MiB\""
-    )
-    .expect("scratch file");
-    let daemon = builder.start();
+    let more =
+        format!("[models.configured]\npath = {model:?}\ntemplate = \"own.jinja\"\nkv_budget = \"32MiB\"\n");
+    let daemon = builder.with(|settings| settings.more = more).start();
     let mut client = daemon.connect();
     let model = crate::common::MODEL;
     let source = |text: &str| Some(Template::Source(text.to_owned()));

@@ -2,7 +2,7 @@
 
 use super::{MODEL, PATIENCE};
 use std::collections::VecDeque;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use zllm_wire::{
@@ -73,62 +73,85 @@ impl Client {
         write_frame(&mut self.stream, frame).expect("the daemon reads");
     }
 
-    /// The next frame; `None` when the daemon has closed.
+    /// The next frame; `None` when the daemon has closed or is gone.
     pub(crate) fn read(&mut self) -> Option<ServerFrame> {
         let mut buffer = [0; 64 << 10];
         loop {
             if let Some(frame) = self.frames.pop().expect("good frames") {
                 return Some(frame);
             }
-            match self.stream.read(&mut buffer).expect("the daemon answers") {
-                0 => return None,
-                count => self.frames.push(&buffer[..count]),
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return None,
+                Ok(count) => self.frames.push(&buffer[..count]),
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => return None,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => panic!("no answer: {error}"),
             }
         }
     }
 
-    /// Sends a request; its id.
-    pub(crate) fn send(&mut self, body: Op) -> u64 {
+    /// Sends a request; its id, or `None` when the daemon is gone.
+    pub(crate) fn try_send(&mut self, body: Op) -> Option<u64> {
         let id = self.next_id;
         self.next_id += 1;
-        self.write(&ClientFrame::Request(Request { id, body }));
-        id
+        write_frame(&mut self.stream, &ClientFrame::Request(Request { id, body })).ok()?;
+        Some(id)
     }
 
-    /// The next answer to request `id`.
-    pub(crate) fn answer(&mut self, id: u64) -> Answer {
+    /// Sends a request; its id.
+    pub(crate) fn send(&mut self, body: Op) -> u64 {
+        self.try_send(body).expect("the daemon reads")
+    }
+
+    /// The next answer to request `id`; `None` when the daemon is gone.
+    pub(crate) fn try_answer(&mut self, id: u64) -> Option<Answer> {
         if let Some(at) = self.put_aside.iter().position(|reply| reply.id == id) {
-            return self.put_aside.remove(at).expect("found above").body;
+            return Some(self.put_aside.remove(at).expect("found above").body);
         }
         loop {
-            match self.read().expect("the daemon is there") {
-                ServerFrame::Reply(reply) if reply.id == id => return reply.body,
+            match self.read()? {
+                ServerFrame::Reply(reply) if reply.id == id => return Some(reply.body),
                 ServerFrame::Reply(reply) => self.put_aside.push_back(reply),
                 other => panic!("no reply but {other:?}"),
             }
         }
     }
 
-    /// Sends a request with one answer.
-    pub(crate) fn ask(&mut self, body: Op) -> Answer {
-        let id = self.send(body);
-        self.answer(id)
+    /// The next answer to request `id`.
+    pub(crate) fn answer(&mut self, id: u64) -> Answer {
+        self.try_answer(id).expect("the daemon is there")
     }
 
-    /// Submits and returns the request's and the job's id.
-    pub(crate) fn submit(&mut self, request: Submit) -> (u64, JobId) {
-        let id = self.send(Op::Submit(Box::new(request)));
-        match self.answer(id) {
-            Answer::Accepted { job } => (id, job),
+    /// Sends a request with one answer; `None` when the daemon is gone.
+    pub(crate) fn try_ask(&mut self, body: Op) -> Option<Answer> {
+        let id = self.try_send(body)?;
+        self.try_answer(id)
+    }
+
+    /// Sends a request with one answer.
+    pub(crate) fn ask(&mut self, body: Op) -> Answer {
+        self.try_ask(body).expect("the daemon is there")
+    }
+
+    /// Submits and returns the request's and the job's id; `None` when the daemon is gone.
+    pub(crate) fn try_submit(&mut self, request: Submit) -> Option<(u64, JobId)> {
+        let id = self.try_send(Op::Submit(Box::new(request)))?;
+        match self.try_answer(id)? {
+            Answer::Accepted { job } => Some((id, job)),
             other => panic!("not accepted but {other:?}"),
         }
     }
 
-    /// Reads the events of request `id` to their end.
-    pub(crate) fn finish(&mut self, id: u64) -> Answered {
+    /// Submits and returns the request's and the job's id.
+    pub(crate) fn submit(&mut self, request: Submit) -> (u64, JobId) {
+        self.try_submit(request).expect("the daemon is there")
+    }
+
+    /// Reads the events of request `id` to their end; `None` when the daemon is gone before.
+    pub(crate) fn try_finish(&mut self, id: u64) -> Option<Answered> {
         let mut answered = Answered { text: String::new(), events: Vec::new(), usage: None };
         loop {
-            match self.answer(id) {
+            match self.try_answer(id)? {
                 Answer::Event { offset, event } => {
                     match &event {
                         Event::Text { text, .. } => answered.text.push_str(text),
@@ -138,10 +161,15 @@ impl Client {
                     }
                     answered.events.push((offset, event));
                 }
-                Answer::Done => return answered,
+                Answer::Done => return Some(answered),
                 other => panic!("no event but {other:?}"),
             }
         }
+    }
+
+    /// Reads the events of request `id` to their end.
+    pub(crate) fn finish(&mut self, id: u64) -> Answered {
+        self.try_finish(id).expect("the daemon is there")
     }
 
     /// Reads events of request `id` until the first text.

@@ -2,11 +2,14 @@
 
 mod client;
 mod http;
+pub(crate) mod kv;
 mod notify;
+mod settings;
 
 pub(crate) use client::{Answered, Client, greedy};
 pub(crate) use http::{get, sample};
 pub(crate) use notify::NotifySocket;
+pub(crate) use settings::Settings;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -50,17 +53,22 @@ pub(crate) fn models_dir() -> PathBuf {
 /// A running daemon. Dropping it kills it.
 pub(crate) struct Daemon {
     child: Child,
+    command: Command,
     folder: tempfile::TempDir,
+    /// Of its next start.
+    pub(crate) settings: Settings,
 }
 
 /// A daemon before it is started.
 pub(crate) struct Builder {
     command: Command,
     folder: tempfile::TempDir,
+    settings: Settings,
 }
 
 impl Builder {
-    /// A daemon with its own scratch folder, a small KV arena, no metrics on TCP, and none of the caller's settings.
+    /// A daemon with its own scratch folder, where it keeps its state too, small budgets, no metrics on TCP, and none of
+    /// the caller's settings.
     pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().expect("scratch folder");
         let mut command = Command::new(env!("CARGO_BIN_EXE_zllmd"));
@@ -69,24 +77,21 @@ impl Builder {
                 command.env_remove(name);
             }
         }
-        let config = folder.path().join("zllmd.toml");
-        let model = models_dir().join(format!("{MODEL}.gguf"));
-        let text = format!(
-            "socket = {:?}\nmetrics = \"off\"\nmetrics_socket = {:?}\nthreads = 2\n[models.{MODEL}]\npath = {model:?}\nload = \"start\"\nkv_budget = \"96MiB\"\n",
-            folder.path().join("s"),
-            folder.path().join("m"),
-        );
-        std::fs::write(&config, text).expect("scratch file");
         command
             .arg("--config")
-            .arg(config)
+            .arg(folder.path().join("zllmd.toml"))
             .arg("--models-dir")
             .arg(models_dir())
-            .arg("--kv-dir")
-            .arg(folder.path().join("kv"))
             .stdin(Stdio::null())
             .stdout(Stdio::null());
-        Self { command, folder }
+        let settings = Settings::new(folder.path());
+        Self { command, folder, settings }
+    }
+
+    /// With other settings in its file.
+    pub(crate) fn with(mut self, change: impl FnOnce(&mut Settings)) -> Self {
+        change(&mut self.settings);
+        self
     }
 
     pub(crate) fn arg(mut self, arg: impl AsRef<std::ffi::OsStr>) -> Self {
@@ -122,20 +127,23 @@ impl Builder {
 
     /// Starts the daemon.
     pub(crate) fn spawn(mut self) -> Daemon {
-        let log = std::fs::File::create(self.folder.path().join("log")).expect("scratch file");
-        let child = self.command.stderr(log).spawn().expect("zllmd starts");
-        Daemon { child, folder: self.folder }
+        let child = spawn(&mut self.command, self.folder.path(), &self.settings);
+        Daemon { child, command: self.command, folder: self.folder, settings: self.settings }
     }
 
     /// Starts the daemon and waits until it can serve a request.
     pub(crate) fn start(self) -> Daemon {
         let mut daemon = self.spawn();
-        wait_for("readiness", || {
-            assert!(daemon.child.try_wait().expect("wait").is_none(), "zllmd ended early:\n{}", daemon.log());
-            (get(&daemon.metrics_socket(), "/ready").is_some_and(|answer| answer.status == 200)).then_some(())
-        });
+        daemon.wait_until_ready();
         daemon
     }
+}
+
+/// Starts it with these settings; its log goes behind that of an earlier start.
+fn spawn(command: &mut Command, folder: &Path, settings: &Settings) -> Child {
+    std::fs::write(folder.join("zllmd.toml"), settings.text(folder)).expect("scratch file");
+    let log = std::fs::File::options().create(true).append(true).open(folder.join("log"));
+    command.stderr(log.expect("scratch file")).spawn().expect("zllmd starts")
 }
 
 impl Daemon {
@@ -153,6 +161,37 @@ impl Daemon {
 
     pub(crate) fn connect(&self) -> Client {
         Client::connect(&self.socket())
+    }
+
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn wait_until_ready(&mut self) {
+        wait_for("readiness", || {
+            assert!(self.child.try_wait().expect("wait").is_none(), "zllmd ended early:\n{}", self.log());
+            (get(&self.metrics_socket(), "/ready").is_some_and(|answer| answer.status == 200)).then_some(())
+        });
+    }
+
+    /// Kills it as `kill -9` does.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().expect("it can be killed");
+        self.child.wait().expect("it has ended");
+    }
+
+    /// Ends it as systemd does, and waits for an orderly end.
+    pub(crate) fn terminate(&mut self) {
+        self.signal("TERM");
+        assert_eq!(self.wait().code(), Some(0), "{}", self.log());
+    }
+
+    /// Starts one that has ended again, on the same folder, with the settings that it has now.
+    pub(crate) fn start_again(&mut self) {
+        assert!(!self.is_running());
+        self.child = spawn(&mut self.command, self.folder.path(), &self.settings);
+        self.wait_until_ready();
     }
 
     /// What it has logged.
