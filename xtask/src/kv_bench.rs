@@ -49,6 +49,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         folder: tempfile::Builder::new().prefix("zllm-kv-bench-").tempdir()?,
     };
     let samples = bench.tiers(options.rounds)?;
+    eprintln!("{}", tiers_table(&samples));
     let costs = bench.costs(options.pairs)?;
     let machine = bench::machine(None)?;
     let (rounds, pairs) = (options.rounds, options.pairs);
@@ -168,7 +169,7 @@ impl Bench {
         let kv_dir = self.folder.path().join("kv-cost");
         let kv_dir = kv_dir.to_str().context("a temporary folder's name is text")?;
         let on = self.start(&["--kv-dir", kv_dir])?;
-        let off = self.start(&["--ssd-budget", "off", "--ram-budget", "off"])?;
+        let off = self.start(&["--ssd-budget", "off", "--ram-budget", "0"])?;
         let mut costs = Vec::new();
         // The first pair warms both up.
         for pair in 0..=pairs {

@@ -241,7 +241,10 @@ fn many_sessions_on_small_budgets_are_found_again_and_answered_right() {
         false => Plan { sessions: 10, tokens: 150, visits: 50, on_device: 2, in_ram: 3 },
     };
     let mut rng = Rng::new(seed("many_sessions", 4));
-    let mut reference = Reference::start();
+    let mut reference = match soak() {
+        true => Reference::start_roomy(plan.bytes(plan.sessions + 1)),
+        false => Reference::start(),
+    };
     let mut daemon = Builder::new()
         .with(|settings| {
             settings.kv_budget_bytes = plan.bytes(plan.on_device);

@@ -198,27 +198,38 @@ impl Client {
     }
 }
 
-/// A daemon without an SSD tier, each of whose requests is of another tenant: it computes every prompt from its first token.
+/// A daemon without an SSD tier that says what is right. Each of its requests is another tenant's, so that it computes every
+/// prompt from its first token; a roomy one goes on from what it has computed, and never evicts.
 pub(crate) struct Reference {
     _daemon: Daemon,
     client: Client,
+    is_roomy: bool,
     known: HashMap<(Vec<u32>, u32), Vec<Drawn>>,
 }
 
 impl Reference {
     pub(crate) fn start() -> Self {
-        let daemon = Builder::new().with(|settings| settings.ssd_budget_bytes = 0).start();
-        Self { client: daemon.connect(), _daemon: daemon, known: HashMap::new() }
+        Self::new(false, Builder::new())
+    }
+
+    /// For timelines that are too long to be computed from the start each time; all of them have so many bytes.
+    pub(crate) fn start_roomy(bytes: u64) -> Self {
+        Self::new(true, Builder::new().with(|settings| settings.kv_budget_bytes = bytes))
+    }
+
+    fn new(is_roomy: bool, builder: Builder) -> Self {
+        let daemon = builder.with(|settings| settings.ssd_budget_bytes = 0).start();
+        Self { client: daemon.connect(), _daemon: daemon, is_roomy, known: HashMap::new() }
     }
 
     /// What a prompt is answered with.
     pub(crate) fn answer(&mut self, prompt: &[u32], generate: u32) -> Vec<Drawn> {
         let tenant = Tenant::new(format!("t{}", self.known.len())).expect("a name");
-        let asked = (prompt.to_vec(), generate);
-        let client = &mut self.client;
-        let known = self.known.entry(asked).or_insert_with(|| {
-            let turn = client.turn(Submit { tenant: Some(tenant), ..request(ids(prompt), generate, None) });
-            assert_eq!(turn.usage.cached_tokens, 0, "nobody has that tenant");
+        let tenant = (!self.is_roomy).then_some(tenant);
+        let (client, is_roomy) = (&mut self.client, self.is_roomy);
+        let known = self.known.entry((prompt.to_vec(), generate)).or_insert_with(|| {
+            let turn = client.turn(Submit { tenant, ..request(ids(prompt), generate, None) });
+            assert!(is_roomy || turn.usage.cached_tokens == 0, "nobody has that tenant");
             turn.drawn
         });
         known.clone()
