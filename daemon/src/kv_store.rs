@@ -20,7 +20,9 @@ pub(crate) use messages::{
 use crate::clock::Clock;
 use crate::config::{KvSettings, SavePolicy};
 use crate::device::{CopyBlock, DeviceActor, FetchBlocks, PutBlocks};
-use crate::limits::{MAILBOX_MESSAGES, MAX_SESSION_TOKENS, MAX_SESSIONS, READ_TIMEOUT, TICK, WRITE_TIMEOUT};
+use crate::limits::{
+    MAILBOX_MESSAGES, MAX_RUNNING_JOBS, MAX_SESSION_TOKENS, MAX_SESSIONS, READ_TIMEOUT, TICK, WRITE_TIMEOUT,
+};
 use crate::pulse::{AliveGuard, Organ, Pulses};
 use crate::scheduler::core::{CacheReport, Lease, NoLease};
 use actix::prelude::*;
@@ -30,7 +32,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use zllm_state::{
     Action, BlockKey, BlockToStore, Granted, KvStore, LeaseError, Manifest, Read, ReadOutcome, RestoreId,
-    SaveOutcome, SessionName, StoreOptions,
+    SaveOutcome, SessionName, StoreOptions, WriteId,
 };
 
 /// The actor.
@@ -41,6 +43,8 @@ pub(crate) struct KvStoreActor {
     clock: Clock,
     leases: HashMap<u64, oneshot::Sender<Result<Lease, NoLease>>>,
     saves: HashMap<u64, oneshot::Sender<SaveOutcome>>,
+    /// Copies of blocks that the device was sent and has not answered.
+    copies: usize,
     next_ticket: u64,
     next_tick: Duration,
     pulses: Pulses,
@@ -82,6 +86,7 @@ impl KvStoreActor {
                 clock,
                 leases: HashMap::new(),
                 saves: HashMap::new(),
+                copies: 0,
                 next_ticket: 0,
                 next_tick: Duration::ZERO,
                 pulses,
@@ -101,8 +106,8 @@ impl KvStoreActor {
                 Action::Leased { ticket, result } => self.answer_lease(ticket, result),
                 Action::Copy { model, from, to } => self.copy(model, from, to, ctx),
                 Action::Restore { id, model, reads } => self.restore(id, model, reads, ctx),
-                Action::Write { model, blocks, delete } => self.write(model, blocks, delete, ctx),
-                Action::WriteSessions { put, remove } => self.write_sessions(put, remove, ctx),
+                Action::Write { id, model, blocks, delete } => self.write(id, model, blocks, delete, ctx),
+                Action::WriteSessions { id, put, remove } => self.write_sessions(id, put, remove, ctx),
                 Action::Saved { ticket, outcome } => {
                     if let Some(waiting) = self.saves.remove(&ticket) {
                         let _ = waiting.send(outcome);
@@ -127,11 +132,22 @@ impl KvStoreActor {
         let _ = waiting.send(result);
     }
 
+    /// An address whose next message is in the device's queue at once, in order (see `device.rs`).
+    fn device(&self) -> Addr<DeviceActor> {
+        self.device.clone()
+    }
+
+    /// Whether the device has as many copies waiting as its queue was made for. A lease may need one more.
+    fn is_device_behind(&self) -> bool {
+        self.copies >= MAX_RUNNING_JOBS
+    }
+
     /// The device's queue takes the copy before anything that follows from the lease.
     fn copy(&mut self, model: String, from: u32, to: u32, ctx: &mut Context<Self>) {
-        let copying = self.device.send(CopyBlock { model: model.as_str().into(), from, to });
-        ctx.spawn(copying.into_actor(self).map(|answer, _, _| match answer {
-            Ok(Ok(())) => {}
+        self.copies += 1;
+        let copying = self.device().send(CopyBlock { model: model.as_str().into(), from, to });
+        ctx.spawn(copying.into_actor(self).map(|answer, actor, _| match answer {
+            Ok(Ok(())) => actor.copies -= 1,
             Ok(Err(message)) => panic!("the device does not copy a block: {message}"),
             Err(error) => panic!("the device actor is gone: {error}"),
         }));
@@ -167,7 +183,7 @@ impl KvStoreActor {
         if !self.store.is_restoring(id) {
             return;
         }
-        let putting = self.device.send(PutBlocks { model: model.as_str().into(), blocks });
+        let putting = self.device().send(PutBlocks { model: model.as_str().into(), blocks });
         ctx.spawn(putting.into_actor(self).map(move |answer, actor, ctx| {
             let done = answer.unwrap_or_else(|error| panic!("the device actor is gone: {error}"));
             if let Err(message) = done {
@@ -186,34 +202,42 @@ impl KvStoreActor {
 
     fn write(
         &mut self,
+        id: WriteId,
         model: String,
         blocks: Vec<BlockToStore>,
         delete: Vec<BlockKey>,
         ctx: &mut Context<Self>,
     ) {
         if blocks.is_empty() {
-            return self.run_write(move |disk, _| disk.write(&[], &delete), ctx);
+            return self.run_write(id, move |disk, _| disk.write(&[], &delete), ctx);
         }
         let slots = blocks.iter().map(|block| block.slot).collect();
-        let fetching = self.device.send(FetchBlocks { model: model.as_str().into(), slots });
+        let fetching = self.device().send(FetchBlocks { model: model.as_str().into(), slots });
         ctx.spawn(fetching.into_actor(self).map(move |answer, actor, ctx| {
             let fetched = answer.unwrap_or_else(|error| panic!("the device actor is gone: {error}"));
             match fetched {
-                Ok(bytes) => {
-                    actor.store.fetched();
-                    actor.run_write(
-                        move |disk, now_ms| disk::write_blocks(disk, blocks, bytes, &delete, now_ms),
-                        ctx,
-                    );
-                }
+                Ok(bytes) if actor.store.fetched(id) => actor.run_write(
+                    id,
+                    move |disk, now_ms| disk::write_blocks(disk, blocks, bytes, &delete, now_ms),
+                    ctx,
+                ),
+                // The disk was lost while the device was busy.
+                Ok(_) => {}
                 Err(message) => panic!("the device does not give a block that is held: {message}"),
             }
         }));
     }
 
-    fn write_sessions(&mut self, put: Vec<Manifest>, remove: Vec<SessionName>, ctx: &mut Context<Self>) {
+    fn write_sessions(
+        &mut self,
+        id: WriteId,
+        put: Vec<Manifest>,
+        remove: Vec<SessionName>,
+        ctx: &mut Context<Self>,
+    ) {
         let remove: Vec<(String, String)> = remove.into_iter().map(|name| (name.tenant, name.id)).collect();
         self.run_write(
+            id,
             move |disk, _| {
                 disk.remove_sessions(&remove)?;
                 disk.put_sessions(&put)
@@ -223,7 +247,7 @@ impl KvStoreActor {
     }
 
     /// Runs a transaction on a blocking thread and tells the store of its end.
-    fn run_write(&mut self, task: impl DiskTask, ctx: &mut Context<Self>) {
+    fn run_write(&mut self, id: WriteId, task: impl DiskTask, ctx: &mut Context<Self>) {
         let (now_ms, dir) = (self.clock.unix_ms(), self.disk.dir().to_path_buf());
         let writing = self.disk.run(move |disk| {
             let done = match task(disk, now_ms) {
@@ -233,14 +257,14 @@ impl KvStoreActor {
             Ok((done, disk::room(disk, &dir)))
         });
         let writing = async move { tokio::time::timeout(WRITE_TIMEOUT, writing).await };
-        ctx.spawn(writing.into_actor(self).map(|result, actor, ctx| match result {
+        ctx.spawn(writing.into_actor(self).map(move |result, actor, ctx| match result {
             Ok(Ok((done, room))) => {
                 if let Err(message) = &done {
                     tracing::warn!(message, "not written to the KV database");
                 }
                 let budget = actor.disk.budget(&room);
                 actor.store.set_disk_budget(budget);
-                let actions = actor.store.written(done.is_ok(), actor.clock.unix_ms());
+                let actions = actor.store.written(id, done.is_ok());
                 actor.carry_out(actions, ctx);
             }
             Ok(Err(failed)) => actor.give_up_disk(failed, ctx),
@@ -267,7 +291,7 @@ impl KvStoreActor {
             let Some((contents, room)) = actor.disk.opened(opened, actor.clock.now()) else { return };
             let budget = actor.disk.budget(&room);
             actor.store.set_disk_budget(budget);
-            let actions = actor.store.disk_ready(contents, actor.clock.unix_ms());
+            let actions = actor.store.disk_ready(contents);
             actor.carry_out(actions, ctx);
         }))
     }

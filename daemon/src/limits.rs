@@ -98,11 +98,10 @@ pub(crate) const HTTP_CONNECTIONS: usize = 64;
 
 /// Mailbox of each actor.
 pub(crate) const MAILBOX_MESSAGES: usize = 256;
-/// Fetches, puts and copies of KV blocks that the KV store may have under way on a device at one time; it sends no more
-/// until some are answered.
+/// Fetches, puts and copies of KV blocks that the KV store may have under way on a device at one time.
 pub(crate) const MAX_KV_COMMANDS: usize = 128;
-/// Most sequences that can be configured: each may have a copy of a block under way, beside a fetch, a put and what is left
-/// of a model's end.
+/// Most sequences that can be configured, and copies of blocks under way before leases have to wait: beside them there are
+/// fetches, puts and the copies of leases that are being answered.
 pub(crate) const MAX_RUNNING_JOBS: usize = MAX_KV_COMMANDS - 16;
 /// Commands that wait for the device thread: one step, one ping, a load or an unload for each model, and the KV store's.
 pub(crate) const DEVICE_COMMANDS: usize = 192;

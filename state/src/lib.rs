@@ -30,6 +30,6 @@ pub use session::{Session, SessionName, SessionTable, Turn};
 pub use store::{
     Action, CacheOutcome, DiskContents, DiskState, EvictTarget, Evicted, Granted, KvStore, LeaseRequest,
     MapRun, ReadOutcome, RunState, SaveOutcome, SavePolicy, SessionError, SessionUse, SessionView,
-    StoreFigures, StoreOptions, TierMap,
+    StoreFigures, StoreOptions, TierMap, WriteId,
 };
 pub use tier::{ByTier, Tier};

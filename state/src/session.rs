@@ -162,6 +162,11 @@ impl SessionTable {
         self.sessions.len()
     }
 
+    /// Tokens of all of them together.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.sessions.is_empty()

@@ -18,7 +18,7 @@ mod sessions;
 mod view;
 
 pub use reading::{CacheOutcome, ReadOutcome};
-pub use saving::{DiskContents, DiskState, SaveOutcome, SavePolicy};
+pub use saving::{DiskContents, DiskState, SaveOutcome, SavePolicy, WriteId};
 pub use sessions::{EvictTarget, Evicted, SessionError};
 pub use view::{MapRun, RunState, SessionView, StoreFigures, TierMap};
 
@@ -129,6 +129,8 @@ pub enum Action {
     /// Fetch blocks from the device, report [`KvStore::fetched`], write them and delete others in one transaction, report
     /// [`KvStore::written`].
     Write {
+        /// Names it.
+        id: WriteId,
         /// The arena's model; of no meaning without blocks.
         model: String,
         /// What to fetch and write.
@@ -138,6 +140,8 @@ pub enum Action {
     },
     /// Switch manifests in one transaction, report [`KvStore::written`].
     WriteSessions {
+        /// Names it.
+        id: WriteId,
         /// New states.
         put: Vec<Manifest>,
         /// Sessions that are gone.
@@ -223,7 +227,7 @@ impl KvStore {
             self.models.remove(name);
             self.index.remove_arena(arena);
         }
-        self.done(now_ms)
+        self.done()
     }
 
     /// Wants blocks for a sequence; answered by [`Action::Leased`], at once or after a read.
@@ -232,7 +236,7 @@ impl KvStore {
     /// When the model was not added.
     pub fn lease(&mut self, request: LeaseRequest, now_ms: u64) -> Vec<Action> {
         self.lease_or_read(request, now_ms);
-        self.done(now_ms)
+        self.done()
     }
 
     /// The next block of a lease is full, with these tokens.
@@ -268,14 +272,14 @@ impl KvStore {
                 self.keep_unnamed(&held.keys);
             }
         }
-        self.done(now_ms)
+        self.done()
     }
 
     /// Time has passed: sessions end, long requests are saved. Called every second or so.
     pub fn tick(&mut self, now_ms: u64) -> Vec<Action> {
         self.end_sessions(now_ms);
         self.save_running(now_ms);
-        self.done(now_ms)
+        self.done()
     }
 
     /// What blocks and manifests may take on disk has changed: the disk itself may be getting full.
@@ -329,8 +333,8 @@ impl KvStore {
     }
 
     /// Starts what the disk may do next, and hands out what has gathered.
-    fn done(&mut self, now_ms: u64) -> Vec<Action> {
-        self.disk_work(now_ms);
+    fn done(&mut self) -> Vec<Action> {
+        self.disk_work();
         self.answer_saves();
         std::mem::take(&mut self.actions)
     }

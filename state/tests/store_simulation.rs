@@ -15,12 +15,13 @@ use std::time::Duration;
 use zllm_state::{
     Action, ArenaBudget, BLOCK_TOKENS, BlockKey, BlockToStore, DiskContents, EvictTarget, Fingerprint,
     Granted, KvStore, LeaseId, LeaseRequest, Manifest, Read, ReadOutcome, RestoreId, SaveOutcome, SavePolicy,
-    SessionName, SessionUse, StoreOptions, StoredBlock, Tier, disk_bytes,
+    SessionName, SessionUse, StoreOptions, StoredBlock, Tier, WriteId, disk_bytes,
 };
 
 /// Seeds of faults that were found, and of nothing else.
 /// 142: a session that was evicted while the disk was away came back with it, and was called saved.
-const FOUND: [u64; 1] = [142];
+/// 14: a lease that waited for a read began another one when the disk was lost, and was never answered.
+const FOUND: [u64; 2] = [142, 14];
 const MODELS: [&str; 2] = ["a", "b"];
 const TENANTS: [&str; 2] = ["", "t"];
 const BLOCK_BYTES: u64 = 250_000;
@@ -86,10 +87,31 @@ struct Asked {
 }
 
 enum Work {
-    Restore { id: RestoreId, model: usize, reads: Vec<Read> },
-    Fetch { model: usize, blocks: Vec<BlockToStore>, delete: Vec<BlockKey> },
-    Write { blocks: Vec<(StoredBlock, Content)>, delete: Vec<BlockKey> },
-    Sessions { put: Vec<Manifest>, remove: Vec<SessionName> },
+    Restore {
+        id: RestoreId,
+        model: usize,
+        reads: Vec<Read>,
+    },
+    Fetch {
+        id: WriteId,
+        model: usize,
+        blocks: Vec<BlockToStore>,
+        delete: Vec<BlockKey>,
+    },
+    Write {
+        id: WriteId,
+        blocks: Vec<(StoredBlock, Content)>,
+        delete: Vec<BlockKey>,
+    },
+    Sessions {
+        id: WriteId,
+        put: Vec<Manifest>,
+        remove: Vec<SessionName>,
+    },
+    /// A transaction that ended with the disk it was meant for, and tells late.
+    Late {
+        id: WriteId,
+    },
 }
 
 #[derive(Default)]
@@ -101,19 +123,19 @@ struct Disk {
 impl Disk {
     fn apply(&mut self, work: &Work) {
         match work {
-            Work::Write { blocks, delete } => {
+            Work::Write { blocks, delete, .. } => {
                 delete.iter().for_each(|key| drop(self.blocks.remove(key)));
                 self.blocks
                     .extend(blocks.iter().map(|(block, content)| (block.key, (block.clone(), *content))));
             }
-            Work::Sessions { put, remove } => {
+            Work::Sessions { put, remove, .. } => {
                 remove.iter().for_each(|name| drop(self.sessions.remove(name)));
                 for manifest in put {
                     let name = SessionName { tenant: manifest.tenant.clone(), id: manifest.id.clone() };
                     self.sessions.insert(name, manifest.clone());
                 }
             }
-            Work::Restore { .. } | Work::Fetch { .. } => {}
+            Work::Restore { .. } | Work::Fetch { .. } | Work::Late { .. } => {}
         }
     }
 
@@ -219,7 +241,7 @@ impl World {
 
     fn disk_up(&mut self) {
         self.disk_is_up = true;
-        let actions = self.store.disk_ready(self.disk.contents(), self.now_ms);
+        let actions = self.store.disk_ready(self.disk.contents());
         self.take(actions);
     }
 
@@ -227,10 +249,14 @@ impl World {
         self.disk_is_up = false;
         self.may_forget = true;
         // The transaction on its way may be there or not.
-        if let Some(at) = self.work.iter().position(|work| !matches!(work, Work::Restore { .. })) {
+        let on_disk = |work: &Work| matches!(work, Work::Write { .. } | Work::Sessions { .. });
+        if let Some(at) = self.work.iter().position(on_disk) {
             let work = self.work.remove(at).expect("found above");
             if self.rng.chance(50) {
                 self.disk.apply(&work);
+            }
+            if let Work::Write { id, .. } | Work::Sessions { id, .. } = work {
+                self.work.push_back(Work::Late { id });
             }
         }
         let actions = self.store.disk_down("the disk is gone", self.now_ms);
@@ -265,6 +291,11 @@ impl World {
     fn take(&mut self, actions: Vec<Action>) {
         let number = |model: &str| MODELS.iter().position(|name| *name == model).unwrap_or(0);
         for action in actions {
+            let needs_disk = matches!(
+                action,
+                Action::Restore { .. } | Action::Write { .. } | Action::WriteSessions { .. }
+            );
+            assert!(self.disk_is_up || !needs_disk, "{action:?} of a disk that is gone is never answered");
             match action {
                 Action::Leased { ticket, result } => {
                     let asked = self.asked.remove(&ticket).expect("each request is answered once");
@@ -280,10 +311,12 @@ impl World {
                 Action::Restore { id, model, reads } => {
                     self.work.push_back(Work::Restore { id, model: number(&model), reads });
                 }
-                Action::Write { model, blocks, delete } => {
-                    self.work.push_back(Work::Fetch { model: number(&model), blocks, delete });
+                Action::Write { id, model, blocks, delete } => {
+                    self.work.push_back(Work::Fetch { id, model: number(&model), blocks, delete });
                 }
-                Action::WriteSessions { put, remove } => self.work.push_back(Work::Sessions { put, remove }),
+                Action::WriteSessions { id, put, remove } => {
+                    self.work.push_back(Work::Sessions { id, put, remove });
+                }
                 Action::Saved { ticket, outcome } => {
                     let saved = self.saves.remove(&ticket).expect("each save is answered once");
                     if matches!(outcome, SaveOutcome::Done { .. }) {
@@ -445,7 +478,7 @@ impl World {
         let work = self.work.remove(at).expect("in range");
         let actions = match work {
             Work::Restore { id, model, reads } => self.read(id, model, &reads),
-            Work::Fetch { model, blocks, delete } => {
+            Work::Fetch { id, model, blocks, delete } => {
                 let fetched = blocks.into_iter().map(|block| {
                     let content = self.arenas[model].get(&block.slot).copied().unwrap_or([0; BLOCK_TOKENS]);
                     let BlockToStore { key, parent, position, tokens, .. } = block;
@@ -453,10 +486,12 @@ impl World {
                     (StoredBlock { key, parent, position, tokens, bytes, written_ms }, content)
                 });
                 let blocks = fetched.collect();
-                self.store.fetched();
-                self.work.push_back(Work::Write { blocks, delete });
+                if self.store.fetched(id) {
+                    self.work.push_back(Work::Write { id, blocks, delete });
+                }
                 return;
             }
+            Work::Late { id } => self.store.written(id, self.rng.chance(50)),
             work if self.rng.chance(98) => {
                 self.disk.apply(&work);
                 let taken = self.disk.blocks.len() as u64 * stored_bytes();
@@ -465,7 +500,10 @@ impl World {
                     taken <= budget,
                     "{taken} bytes are on disk, {counted} are known of, {budget} allowed"
                 );
-                self.store.written(true, self.now_ms)
+                let (Work::Write { id, .. } | Work::Sessions { id, .. }) = work else {
+                    unreachable!("the others are taken above")
+                };
+                self.store.written(id, true)
             }
             _ => {
                 self.may_forget = true;
@@ -520,12 +558,12 @@ impl World {
             }
             1 => {
                 let pinned = self.rng.chance(50);
-                self.store.pin(&name, pinned, self.now_ms).unwrap_or_default()
+                self.store.pin(&name, pinned).unwrap_or_default()
             }
             2 => {
                 let ttl_ms = self.rng.chance(50).then_some(30_000);
                 self.may_forget |= ttl_ms.is_some();
-                self.store.set_ttl(&name, ttl_ms, self.now_ms).expect("it is there")
+                self.store.set_ttl(&name, ttl_ms).expect("it is there")
             }
             3 => {
                 let (model, tokens) = self.timelines.get(&name).cloned().unwrap_or_default();
@@ -548,7 +586,7 @@ impl World {
                 let wanted = names.into_iter().map(|name| (name.clone(), vec![tokens(&name)])).collect();
                 self.next_ticket += 1;
                 self.saves.insert(self.next_ticket, wanted);
-                self.store.save(self.next_ticket, name.as_ref(), self.now_ms)
+                self.store.save(self.next_ticket, name.as_ref())
             }
         };
         self.take(actions);

@@ -35,7 +35,7 @@ pub(crate) struct AddModel {
 #[rtype(result = "()")]
 pub(crate) struct CloseModel;
 
-/// A model was unloaded: its arena is gone. No lease may be left on it.
+/// A model is unloaded next: nothing more is asked of its arena. No lease may be left on it.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(crate) struct RemoveModel(pub(crate) ModelName);
@@ -156,6 +156,12 @@ impl KvStoreActor {
     fn apply(&mut self, op: KvOp, answers: &mut Vec<(SequenceId, LeaseAnswer)>, ctx: &mut Context<Self>) {
         let now_ms = self.clock.unix_ms();
         let actions = match op {
+            KvOp::Lease { sequence, .. } if self.is_device_behind() => {
+                let (answer, lease) = oneshot::channel();
+                answers.push((sequence, lease));
+                let _ = answer.send(Err(NoLease::NotNow));
+                Vec::new()
+            }
             KvOp::Lease { sequence, model, tenant, prompt, capacity_tokens, has_session } => {
                 let ticket = self.ticket();
                 let (answer, lease) = oneshot::channel();
@@ -184,7 +190,7 @@ impl KvStoreActor {
         let (heard, saved) = oneshot::channel();
         let ticket = self.ticket();
         self.saves.insert(ticket, heard);
-        let actions = self.store.save_worthy(ticket, self.clock.unix_ms());
+        let actions = self.store.save_worthy(ticket);
         self.carry_out(actions, ctx);
         saved
     }
@@ -291,7 +297,7 @@ impl Handler<Pin> for KvStoreActor {
     type Result = Result<(), SessionError>;
 
     fn handle(&mut self, Pin { session, pinned }: Pin, ctx: &mut Self::Context) -> Self::Result {
-        let actions = self.store.pin(&session, pinned, self.clock.unix_ms())?;
+        let actions = self.store.pin(&session, pinned)?;
         self.carry_out(actions, ctx);
         Ok(())
     }
@@ -301,7 +307,7 @@ impl Handler<SetTtl> for KvStoreActor {
     type Result = Result<(), SessionError>;
 
     fn handle(&mut self, SetTtl { session, ttl_ms }: SetTtl, ctx: &mut Self::Context) -> Self::Result {
-        let actions = self.store.set_ttl(&session, ttl_ms, self.clock.unix_ms())?;
+        let actions = self.store.set_ttl(&session, ttl_ms)?;
         self.carry_out(actions, ctx);
         Ok(())
     }
@@ -318,7 +324,7 @@ impl Handler<Save> for KvStoreActor {
         let (heard, saved) = oneshot::channel();
         let ticket = self.ticket();
         self.saves.insert(ticket, heard);
-        let actions = self.store.save(ticket, session.as_ref(), self.clock.unix_ms());
+        let actions = self.store.save(ticket, session.as_ref());
         self.carry_out(actions, ctx);
         Box::pin(async move {
             let ending = SaveOutcome::Failed { reason: "the daemon is ending".to_owned() };

@@ -44,18 +44,24 @@ impl Index {
         }
     }
 
+    /// From the node up to what is on SSD or waits already; so wanting a whole text costs no more than its blocks.
     pub(super) fn want(&mut self, id: NodeId) {
-        for id in self.unsaved_path(id) {
-            if !self.nodes[id].is(flag::WANTED) {
+        let mut path = Vec::new();
+        let mut at = id;
+        while self.nodes[at].is(flag::MEMORY | flag::WRITING)
+            && !self.nodes[at].is(flag::STORED | flag::WANTED)
+        {
+            path.push(at);
+            at = self.nodes[at].parent;
+        }
+        for id in path.into_iter().rev() {
+            if self.nodes[id].is(flag::WRITING) {
+                // What was evicted while it was on its way is wanted again.
+                self.edit(id, |node| node.set(flag::UNWANTED, false));
+            } else {
                 self.edit(id, |node| node.set(flag::WANTED, true));
                 self.wanted.push_back(self.nodes[id].key);
             }
-        }
-        // What was evicted while it was on its way is wanted again.
-        let parent = |&id: &NodeId| Some(self.nodes[id].parent).filter(|&id| id != NONE);
-        let above: Vec<NodeId> = std::iter::successors(Some(id), parent).collect();
-        for id in above.into_iter().filter(|&id| self.nodes[id].is(flag::UNWANTED)).collect::<Vec<_>>() {
-            self.edit(id, |node| node.set(flag::UNWANTED, false));
         }
     }
 

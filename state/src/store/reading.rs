@@ -172,7 +172,7 @@ impl KvStore {
                 }
             }
         }
-        self.done(now_ms)
+        self.done()
     }
 
     fn start_restore(&mut self, model: String, restore: Restore, waiting: Option<Waiting>) {
@@ -210,7 +210,7 @@ impl KvStore {
             }
             self.end_restore(restoring, outcomes, now_ms);
         }
-        self.done(now_ms)
+        self.done()
     }
 
     /// Prompt tokens of a model were computed in a time: what reading is compared with.

@@ -46,7 +46,7 @@ pub struct DiskContents {
 /// What a save request has brought about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SaveOutcome {
-    /// All that was asked for is on disk, synced.
+    /// All that there was of what was asked for is on disk, synced.
     Done {
         /// Sessions.
         sessions: u64,
@@ -62,11 +62,22 @@ pub enum SaveOutcome {
     },
 }
 
+/// Name of a transaction, until its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WriteId(u64);
+
 #[derive(Debug)]
-enum InFlight {
+struct InFlight {
+    id: WriteId,
+    what: Writing,
+}
+
+#[derive(Debug)]
+enum Writing {
     /// The blocks and their bytes in memory.
     Blocks(Vec<BlockKey>, u64),
-    Sessions(Vec<(SessionName, u64)>),
+    /// Manifests by session and generation; sessions whose manifests go.
+    Sessions { put: Vec<(SessionName, u64)>, remove: Vec<SessionName> },
 }
 
 /// A save request that is not answered yet.
@@ -84,6 +95,10 @@ struct SaveWait {
 pub(super) struct Saving {
     pub(super) state: DiskState,
     in_flight: Option<InFlight>,
+    /// Transactions so far.
+    writes: u64,
+    /// The last transaction was of blocks: sessions whose blocks are written by now come first.
+    sessions_first: bool,
     /// Sessions whose latest generation is to be written, oldest first, each once.
     dirty: VecDeque<SessionName>,
     /// Sessions whose manifests are to go.
@@ -106,7 +121,7 @@ const MANIFEST_BYTES: u64 = 8192;
 
 impl KvStore {
     /// The disk can be used and holds this.
-    pub fn disk_ready(&mut self, contents: DiskContents, now_ms: u64) -> Vec<Action> {
+    pub fn disk_ready(&mut self, contents: DiskContents) -> Vec<Action> {
         self.saving.state = DiskState::Ready;
         for block in contents.blocks {
             let (key, taken) = (block.key, disk_bytes(block.bytes));
@@ -117,29 +132,38 @@ impl KvStore {
         for manifest in contents.sessions {
             self.take_manifest(manifest);
         }
-        let unsaved: Vec<SessionName> = self
-            .sessions
-            .iter()
-            .filter(|(_, session)| session.saved_generation != Some(session.generation))
-            .map(|(name, _)| name.clone())
-            .collect();
-        for name in unsaved {
-            self.keep_session(&name, false);
+        if self.keeps_sessions() {
+            let is_unsaved = |session: &Session| session.saved_generation != Some(session.generation);
+            let unsaved = self.sessions.iter().filter(|(_, session)| is_unsaved(session));
+            let unsaved: Vec<SessionName> = unsaved.map(|(name, _)| name.clone()).collect();
+            for name in unsaved {
+                self.keep_session(&name, false);
+            }
         }
         self.pin_all();
-        self.done(now_ms)
+        self.done()
     }
 
     /// The disk is lost: what it kept is forgotten, what waits for it is not done.
     pub fn disk_down(&mut self, reason: &str, now_ms: u64) -> Vec<Action> {
-        self.give_up_any_restore(now_ms);
+        // First, or a lease that waits would begin another read.
         self.saving.state = DiskState::Down;
-        if let Some(InFlight::Blocks(keys, _)) = self.saving.in_flight.take() {
-            self.index.writes_copied(&keys);
-            self.index.writes_done(&keys, false);
+        self.give_up_any_restore(now_ms);
+        match self.saving.in_flight.take().map(|in_flight| in_flight.what) {
+            Some(Writing::Blocks(keys, _)) => {
+                self.index.writes_copied(&keys);
+                self.index.writes_done(&keys, false);
+            }
+            // Perhaps they are not gone: a session that was evicted must not come back with the disk.
+            Some(Writing::Sessions { remove, .. }) => {
+                let stay_away = remove.into_iter().filter(|name| self.sessions.get(name).is_none());
+                self.saving.gone.extend(stay_away);
+            }
+            None => {}
         }
         self.index.forget_stored();
         self.saving.dirty.clear();
+        self.saving.strays.clear();
         let names: Vec<SessionName> = self.sessions.iter().map(|(name, _)| name.clone()).collect();
         for name in names {
             self.sessions.get_mut(&name).expect("listed above").saved_generation = None;
@@ -148,21 +172,27 @@ impl KvStore {
             let outcome = SaveOutcome::Failed { reason: reason.to_owned() };
             self.actions.push(Action::Saved { ticket: wait.ticket, outcome });
         }
-        self.done(now_ms)
+        self.done()
     }
 
-    /// The blocks of the write on its way were fetched from the device: their slots may go.
-    pub fn fetched(&mut self) {
-        if let Some(InFlight::Blocks(keys, _)) = &self.saving.in_flight {
+    /// The blocks of a write were fetched from the device: their slots may go. Whether the write is still wanted: the disk
+    /// that it was meant for may have been lost meanwhile.
+    pub fn fetched(&mut self, id: WriteId) -> bool {
+        let Some(in_flight) = self.saving.in_flight.as_ref().filter(|in_flight| in_flight.id == id) else {
+            return false;
+        };
+        if let Writing::Blocks(keys, _) = &in_flight.what {
             self.index.writes_copied(keys);
         }
+        true
     }
 
-    /// The transaction on its way has ended. One that failed while the disk is still up failed at the device: its blocks are
-    /// computed again when they are wanted.
-    pub fn written(&mut self, ok: bool, now_ms: u64) -> Vec<Action> {
-        match self.saving.in_flight.take() {
-            Some(InFlight::Blocks(keys, bytes)) => {
+    /// A transaction has ended. One that failed while the disk is still up found no room. One that is not wanted any more is
+    /// passed over.
+    pub fn written(&mut self, id: WriteId, ok: bool) -> Vec<Action> {
+        let in_flight = self.saving.in_flight.take_if(|in_flight| in_flight.id == id);
+        match in_flight.map(|in_flight| in_flight.what) {
+            Some(Writing::Blocks(keys, bytes)) => {
                 if ok {
                     self.index.writes_copied(&keys);
                     self.index.writes_done(&keys, true);
@@ -172,40 +202,35 @@ impl KvStore {
                     self.refuse_blocks(&keys);
                 }
             }
-            Some(InFlight::Sessions(put)) if ok => {
+            Some(Writing::Sessions { put, .. }) if ok => {
                 for (name, generation) in put {
                     if let Some(session) = self.sessions.get_mut(&name) {
                         session.saved_generation = Some(generation);
                     }
                 }
             }
-            Some(InFlight::Sessions(put)) => self.refuse_saves(&put),
-            // The disk was lost meanwhile.
+            Some(Writing::Sessions { put, .. }) => self.refuse_saves(&put),
             None => {}
         }
-        self.done(now_ms)
+        self.done()
     }
 
     /// Saves one session, or all; answered by [`Action::Saved`] when they are on disk.
-    pub fn save(&mut self, ticket: u64, name: Option<&SessionName>, now_ms: u64) -> Vec<Action> {
+    pub fn save(&mut self, ticket: u64, name: Option<&SessionName>) -> Vec<Action> {
         let names: Vec<SessionName> = match name {
             Some(name) => vec![name.clone()],
             None => self.sessions.iter().map(|(name, _)| name.clone()).collect(),
         };
         self.save_named(ticket, &names, false);
-        self.done(now_ms)
+        self.done()
     }
 
     /// Saves everything that the policy finds worth keeping; answered by [`Action::Saved`] when nothing waits any more.
-    pub fn save_worthy(&mut self, ticket: u64, now_ms: u64) -> Vec<Action> {
-        let names: Vec<SessionName> = match self.options.save {
-            SavePolicy::Sessions | SavePolicy::All => {
-                self.sessions.iter().map(|(name, _)| name.clone()).collect()
-            }
-            SavePolicy::SecondUse | SavePolicy::Never => Vec::new(),
-        };
+    pub fn save_worthy(&mut self, ticket: u64) -> Vec<Action> {
+        let kept = self.sessions.iter().filter(|_| self.keeps_sessions());
+        let names: Vec<SessionName> = kept.map(|(name, _)| name.clone()).collect();
         self.save_named(ticket, &names, true);
-        self.done(now_ms)
+        self.done()
     }
 
     fn save_named(&mut self, ticket: u64, names: &[SessionName], everything: bool) {
@@ -242,10 +267,15 @@ impl KvStore {
         }
     }
 
+    /// Whether sessions are saved without being asked for.
+    fn keeps_sessions(&self) -> bool {
+        matches!(self.options.save, SavePolicy::Sessions | SavePolicy::All)
+    }
+
     /// A session has a new state, and others were forgotten for it.
     pub(super) fn session_changed(&mut self, name: &SessionName, forgotten: Vec<SessionName>) {
         forgotten.iter().for_each(|forgotten| self.session_gone(forgotten));
-        if matches!(self.options.save, SavePolicy::Sessions | SavePolicy::All) {
+        if self.keeps_sessions() {
             self.keep_session(name, false);
         }
         if self.sessions.get(name).is_some_and(|session| session.pinned) {
@@ -256,11 +286,19 @@ impl KvStore {
     /// A session's manifest and what it keeps on disk are to go.
     pub(super) fn session_gone(&mut self, name: &SessionName) {
         self.saving.dirty.retain(|dirty| dirty != name);
+        if let Some(InFlight { what: Writing::Sessions { put, .. }, .. }) = &mut self.saving.in_flight {
+            // What is being written is not the state of one that comes under the same name.
+            put.retain(|(sent, _)| sent != name);
+        }
         // Who waits for it waits for the others: one that comes under the same name is another session.
         for wait in &mut self.saving.waiting {
             wait.sessions.retain(|(wanted, _)| wanted != name);
         }
         self.saving.gone.insert(name.clone());
+        if self.saving.state == DiskState::Down && self.saving.gone.len() > self.options.max_sessions {
+            // The disk does not come to be told, and has no more sessions than this.
+            self.saving.gone.pop_first();
+        }
     }
 
     /// Has a session's blocks and manifest written, unless they are.
@@ -281,7 +319,7 @@ impl KvStore {
 
     /// Long requests of sessions have what they computed so far written.
     pub(super) fn save_running(&mut self, now_ms: u64) {
-        if !matches!(self.options.save, SavePolicy::Sessions | SavePolicy::All) {
+        if !self.keeps_sessions() {
             return;
         }
         let mut due = Vec::new();
@@ -301,20 +339,33 @@ impl KvStore {
     }
 
     /// Starts the next transaction, if there is one to do and none on its way.
-    pub(super) fn disk_work(&mut self, now_ms: u64) {
-        if self.saving.state == DiskState::Down || self.saving.in_flight.is_some() {
+    pub(super) fn disk_work(&mut self) {
+        if self.saving.state == DiskState::Down {
+            // What the index wishes to write by itself would pile up.
+            self.index.forget_wanted();
             return;
         }
-        if !self.write_blocks(now_ms) && !self.write_sessions() {
+        if self.saving.in_flight.is_some() || (self.saving.sessions_first && self.write_sessions()) {
+            return;
+        }
+        if !self.write_blocks() && !self.write_sessions() {
             let delete = self.take_deletes();
             if !delete.is_empty() {
-                self.saving.in_flight = Some(InFlight::Blocks(Vec::new(), 0));
-                self.actions.push(Action::Write { model: String::new(), blocks: Vec::new(), delete });
+                let id = self.start_write(Writing::Blocks(Vec::new(), 0));
+                self.actions.push(Action::Write { id, model: String::new(), blocks: Vec::new(), delete });
             }
         }
     }
 
-    fn write_blocks(&mut self, _now_ms: u64) -> bool {
+    fn start_write(&mut self, what: Writing) -> WriteId {
+        self.saving.writes += 1;
+        let id = WriteId(self.saving.writes);
+        self.saving.sessions_first = matches!(what, Writing::Blocks(..));
+        self.saving.in_flight = Some(InFlight { id, what });
+        id
+    }
+
+    fn write_blocks(&mut self) -> bool {
         let budget = self.block_budget();
         let wanted = self.index.unsaved_bytes().min(self.options.write_batch_bytes);
         if wanted == 0 {
@@ -328,8 +379,8 @@ impl KvStore {
             let (count, sizes) = (keys.len() as u64, self.model(&model).budget);
             if self.index.stored_bytes() + sizes.stored_bytes * count <= budget {
                 let delete = self.take_deletes();
-                self.saving.in_flight = Some(InFlight::Blocks(keys, sizes.block_bytes * count));
-                self.actions.push(Action::Write { model, blocks: writes.blocks, delete });
+                let id = self.start_write(Writing::Blocks(keys, sizes.block_bytes * count));
+                self.actions.push(Action::Write { id, model, blocks: writes.blocks, delete });
                 return true;
             }
             // All that is on disk is pinned or in use.
@@ -370,14 +421,15 @@ impl KvStore {
         if put.is_empty() && remove.is_empty() {
             return false;
         }
-        self.saving.in_flight = Some(InFlight::Sessions(sent));
-        self.actions.push(Action::WriteSessions { put, remove });
+        let id = self.start_write(Writing::Sessions { put: sent, remove: remove.clone() });
+        self.actions.push(Action::WriteSessions { id, put, remove });
         true
     }
 
-    /// Whether all of a session's blocks are on disk, or will not come there any more.
+    /// Whether all of a session's blocks are on disk, or will not come there any more. The last that is left tells: what
+    /// is above it is in no worse a place.
     fn blocks_are_written(&self, session: &Session) -> bool {
-        let last = session.keys.last().and_then(|key| self.index.view(key));
+        let last = session.keys.iter().rev().find_map(|key| self.index.view(key));
         self.index.unsaved_bytes() == 0 || last.is_none_or(|view| view.stored)
     }
 
@@ -404,26 +456,41 @@ impl KvStore {
                 self.saving.waiting.push(wait);
                 continue;
             }
-            let mut keys = BTreeSet::new();
-            let mut sessions = 0;
-            for (name, _) in &wait.sessions {
-                if let Some(session) = self.sessions.get(name) {
-                    sessions += 1;
-                    keys.extend(session.keys.iter());
-                }
-            }
-            let stored = keys.iter().filter_map(|key| self.index.view(key)).filter(|view| view.stored);
-            let (blocks, bytes) =
-                stored.fold((0, 0), |(blocks, bytes), view| (blocks + 1, bytes + view.stored_bytes));
-            let outcome = SaveOutcome::Done { sessions, blocks, bytes };
+            let outcome = self.save_outcome(&wait);
             self.actions.push(Action::Saved { ticket: wait.ticket, outcome });
         }
     }
 
+    /// What is on disk of sessions whose manifests are.
+    fn save_outcome(&self, wait: &SaveWait) -> SaveOutcome {
+        let mut keys = BTreeSet::new();
+        let (mut sessions, mut left_out) = (0, 0);
+        for (name, generation) in &wait.sessions {
+            let Some(session) = self.sessions.get(name) else { continue };
+            sessions += 1;
+            keys.extend(session.keys.iter());
+            if session.generation == *generation {
+                let views = session.keys.iter().filter_map(|key| self.index.view(key));
+                left_out += views.filter(|view| !view.stored).count();
+            }
+        }
+        if left_out > 0 && !wait.everything {
+            let reason = format!(
+                "{left_out} blocks found no room in the KV database, or were evicted from it; what is there of the \
+                 session is kept, the rest would be computed again"
+            );
+            return SaveOutcome::Failed { reason };
+        }
+        let stored = keys.iter().filter_map(|key| self.index.view(key)).filter(|view| view.stored);
+        let (blocks, bytes) =
+            stored.fold((0, 0), |(blocks, bytes), view| (blocks + 1, bytes + view.stored_bytes));
+        SaveOutcome::Done { sessions, blocks, bytes }
+    }
+
     /// Bytes that blocks may take on disk beside the manifests.
     pub(super) fn block_budget(&self) -> u64 {
-        let tokens: u64 = self.sessions.iter().map(|(_, session)| session.tokens.len() as u64).sum();
-        let manifests = tokens * MANIFEST_TOKEN_BYTES + self.sessions.len() as u64 * MANIFEST_BYTES;
+        let (tokens, sessions) = (self.sessions.tokens() as u64, self.sessions.len() as u64);
+        let manifests = tokens * MANIFEST_TOKEN_BYTES + sessions * MANIFEST_BYTES;
         self.options.disk_budget_bytes.saturating_sub(manifests)
     }
 
@@ -435,7 +502,9 @@ impl KvStore {
             return;
         }
         if let Some(session) = self.sessions.get_mut(&name) {
-            let same = session.root == manifest.root && session.tokens[..] == manifest.tokens[..];
+            let same = session.root == manifest.root
+                && session.tokens[..] == manifest.tokens[..]
+                && (session.pinned, session.ttl_ms) == (manifest.pinned, manifest.ttl_ms);
             session.saved_generation = same.then_some(session.generation);
             return;
         }

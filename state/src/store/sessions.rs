@@ -139,19 +139,14 @@ impl KvStore {
         };
         let forgotten = self.sessions.insert(to.clone(), fork);
         self.session_changed(to, forgotten);
-        Ok(self.done(now_ms))
+        Ok(self.done())
     }
 
     /// Pins a session or lets go of it. What is pinned keeps at least one copy of each block.
     ///
     /// # Errors
     /// There is no such session, or too much would be pinned.
-    pub fn pin(
-        &mut self,
-        name: &SessionName,
-        pinned: bool,
-        now_ms: u64,
-    ) -> Result<Vec<Action>, SessionError> {
+    pub fn pin(&mut self, name: &SessionName, pinned: bool) -> Result<Vec<Action>, SessionError> {
         self.known(name)?;
         if pinned {
             self.judge_pin(name)?;
@@ -160,23 +155,18 @@ impl KvStore {
         session.pinned = pinned;
         self.changed_settings(name);
         self.pin_all();
-        Ok(self.done(now_ms))
+        Ok(self.done())
     }
 
     /// Sets how long a session is kept without use; `None`: as the configuration says.
     ///
     /// # Errors
     /// There is no such session.
-    pub fn set_ttl(
-        &mut self,
-        name: &SessionName,
-        ttl_ms: Option<u64>,
-        now_ms: u64,
-    ) -> Result<Vec<Action>, SessionError> {
+    pub fn set_ttl(&mut self, name: &SessionName, ttl_ms: Option<u64>) -> Result<Vec<Action>, SessionError> {
         self.known(name)?;
         self.sessions.get_mut(name).expect("looked up above").ttl_ms = ttl_ms;
         self.changed_settings(name);
-        Ok(self.done(now_ms))
+        Ok(self.done())
     }
 
     /// Evicts from one tier, or from all. Without a tier a session goes whole: what other sessions share with it stays. What
@@ -193,7 +183,7 @@ impl KvStore {
         let evicted = match target {
             EvictTarget::Session(name) => {
                 self.known(name)?;
-                self.evict_session(name, tier)
+                self.evict_sessions(std::slice::from_ref(name), tier)
             }
             EvictTarget::OlderThan { idle_ms } => {
                 let is_old = |session: &Session| {
@@ -201,18 +191,11 @@ impl KvStore {
                 };
                 let names: Vec<SessionName> =
                     self.sessions.iter().filter(|(_, s)| is_old(s)).map(|(name, _)| name.clone()).collect();
-                let mut all = Evicted::default();
-                for name in names {
-                    let one = self.evict_session(&name, tier);
-                    all.sessions += one.sessions;
-                    all.bytes += one.bytes;
-                    all.blocks = sum(all.blocks, one.blocks);
-                }
-                all
+                self.evict_sessions(&names, tier)
             }
             EvictTarget::All => self.evict_all(tier),
         };
-        let actions = self.done(now_ms);
+        let actions = self.done();
         Ok((evicted, actions))
     }
 
@@ -225,8 +208,8 @@ impl KvStore {
         };
         let over: Vec<SessionName> =
             self.sessions.iter().filter(|(_, s)| is_over(s)).map(|(name, _)| name.clone()).collect();
-        for name in over {
-            self.evict_session(&name, None);
+        if !over.is_empty() {
+            self.evict_sessions(&over, None);
         }
     }
 
@@ -240,10 +223,13 @@ impl KvStore {
         self.sessions.get(name).ok_or_else(|| SessionError::NotFound { id: name.id.clone() })
     }
 
-    /// A manifest must be written again, with the same timeline.
+    /// A manifest must be written again, with the same timeline: that of a saved session whatever the policy.
     fn changed_settings(&mut self, name: &SessionName) {
         let session = self.sessions.get_mut(name).expect("its caller has looked it up");
         session.generation += 1;
+        if session.saved_generation.is_some() {
+            self.keep_session(name, false);
+        }
         self.session_changed(name, Vec::new());
     }
 
@@ -267,17 +253,26 @@ impl KvStore {
         Ok(())
     }
 
-    fn evict_session(&mut self, name: &SessionName, tier: Option<Tier>) -> Evicted {
-        let Some(session) = self.sessions.get(name) else { return Evicted::default() };
-        let keys: Vec<BlockKey> = session.keys.iter().chain(&session.left).copied().collect();
-        let others =
-            self.sessions.iter().filter(|(other, session)| *other != name && !session.keys.is_empty());
-        let shared: HashSet<&BlockKey> = others.flat_map(|(_, session)| &session.keys).collect();
-        let own: Vec<BlockKey> = keys.into_iter().filter(|key| !shared.contains(key)).collect();
+    /// What these sessions have and no other has. Together, because each look at all sessions takes its time.
+    fn evict_sessions(&mut self, names: &[SessionName], tier: Option<Tier>) -> Evicted {
+        let named: HashSet<&SessionName> = names.iter().collect();
+        let of_named = names.iter().filter_map(|name| self.sessions.get(name));
+        // A session's own order, so that a block stands after its parent.
+        let keys: Vec<BlockKey> =
+            of_named.flat_map(|session| session.keys.iter().chain(&session.left)).copied().collect();
+        let mut own: HashSet<BlockKey> = keys.iter().copied().collect();
+        for (_, session) in self.sessions.iter().filter(|(name, _)| !named.contains(name)) {
+            for key in &session.keys {
+                own.remove(key);
+            }
+        }
+        let before: Vec<ByTier> = names.iter().map(|name| self.copies_of(name)).collect();
         if tier.is_none() {
-            // Named by hand: its pin goes with it.
-            self.sessions.remove(name);
-            self.session_gone(name);
+            // Named by hand, or over: a pin goes with its session.
+            for name in names {
+                self.sessions.remove(name);
+                self.session_gone(name);
+            }
             self.pin_all();
         }
         let bytes = |store: &Self| {
@@ -285,23 +280,16 @@ impl KvStore {
             views.map(|view| view.bytes + view.stored_bytes).sum::<u64>()
         };
         let bytes_before = bytes(self);
-        let blocks = self.index.evict(own.iter(), tier);
-        let gone = u64::from(tier.is_none() || blocks.total() > 0);
-        Evicted { sessions: gone, blocks, bytes: bytes_before - bytes(self) }
+        let blocks = self.index.evict(keys.iter().filter(|key| own.contains(*key)), tier);
+        let has_lost =
+            |(name, before): &(&SessionName, ByTier)| tier.is_none() || self.copies_of(name) != *before;
+        let sessions = names.iter().zip(before).filter(has_lost).count() as u64;
+        Evicted { sessions, blocks, bytes: bytes_before - bytes(self) }
     }
 
     fn evict_all(&mut self, tier: Option<Tier>) -> Evicted {
-        let copies = |store: &Self, keys: &[BlockKey]| -> ByTier {
-            keys.iter().filter_map(|key| store.index.view(key)).fold(ByTier::default(), |mut sum, view| {
-                if let Some((_, tier, _)) = view.memory {
-                    *sum.of(tier) += 1;
-                }
-                sum.ssd += u64::from(view.stored);
-                sum
-            })
-        };
-        let before: Vec<(SessionName, ByTier)> =
-            self.sessions.iter().map(|(name, session)| (name.clone(), copies(self, &session.keys))).collect();
+        let names: Vec<SessionName> = self.sessions.iter().map(|(name, _)| name.clone()).collect();
+        let before: Vec<ByTier> = names.iter().map(|name| self.copies_of(name)).collect();
         let bytes = |store: &Self| {
             let arenas = store.models.values().map(|model| {
                 let figures = store.index.figures(model.arena);
@@ -313,14 +301,13 @@ impl KvStore {
         };
         let bytes_before = bytes(self);
         let blocks = self.index.evict_all(tier);
-        let lost = |(name, before): &&(SessionName, ByTier)| {
-            self.sessions.get(name).is_some_and(|session| copies(self, &session.keys) != *before)
-        };
-        let sessions = before.iter().filter(lost).count() as u64;
+        let has_lost = |(name, before): &(&SessionName, ByTier)| self.copies_of(name) != *before;
+        let sessions = names.iter().zip(before).filter(has_lost).count() as u64;
         Evicted { sessions, blocks, bytes: bytes_before - bytes(self) }
     }
-}
 
-fn sum(a: ByTier, b: ByTier) -> ByTier {
-    ByTier { device: a.device + b.device, ram: a.ram + b.ram, ssd: a.ssd + b.ssd }
+    /// Copies of a session's blocks, by tier.
+    fn copies_of(&self, name: &SessionName) -> ByTier {
+        self.sessions.get(name).map_or_else(ByTier::default, |session| self.brief_view(session).blocks)
+    }
 }
