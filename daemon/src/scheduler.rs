@@ -91,7 +91,15 @@ impl SchedulerActor {
         for action in self.core.step(input, now) {
             self.carry_out(action, ctx);
         }
+        self.settle(ctx);
+    }
+
+    /// Sends what the KV store is to do; once it has all of that, closed models may go and a drain may end.
+    fn settle(&mut self, ctx: &mut Context<Self>) {
         self.flush_kv(ctx);
+        if self.kv_busy {
+            return;
+        }
         self.unload_closed(ctx);
         if self.core.is_draining() && self.core.is_idle() {
             for heard in self.drained.drain(..) {
@@ -192,12 +200,11 @@ impl SchedulerActor {
                 });
                 ctx.spawn(lease);
             }
-            actor.flush_kv(ctx);
-            actor.unload_closed(ctx);
+            actor.settle(ctx);
         }));
     }
 
-    /// Brings a model in: first the device, then an empty ledger, then the core.
+    /// Brings a model in: first the device, then its empty arena in the KV store, then the core.
     fn start_load(
         &mut self,
         model: ModelName,
@@ -233,11 +240,9 @@ impl SchedulerActor {
         }));
     }
 
-    /// Unloads closing models whose jobs have ended and whose leases are back.
+    /// Unloads closing models whose jobs have ended. The KV store has their leases back; it forgets the arena before the
+    /// device does, so that no command of its own comes after.
     fn unload_closed(&mut self, ctx: &mut Context<Self>) {
-        if self.kv_busy || !self.kv_ops.is_empty() {
-            return;
-        }
         let core = &self.core;
         for model in self.models.take_unloadable(|model| core.has_jobs(model)) {
             self.forgets.remove(&model);
@@ -247,12 +252,12 @@ impl SchedulerActor {
                 kv.send(CloseModel)
                     .await
                     .unwrap_or_else(|error| panic!("the kv store actor is gone: {error}"));
+                kv.send(RemoveModel(name.clone()))
+                    .await
+                    .unwrap_or_else(|error| panic!("the kv store actor is gone: {error}"));
                 let gone = device.send(UnloadModel(name.clone())).await;
                 gone.unwrap_or_else(|error| panic!("the device actor is gone: {error}"))
                     .unwrap_or_else(|error| panic!("model {name} cannot be unloaded: {error}"));
-                kv.send(RemoveModel(name))
-                    .await
-                    .unwrap_or_else(|error| panic!("the kv store actor is gone: {error}"));
             };
             ctx.spawn(unloading.into_actor(self).map(move |(), actor, _| {
                 tracing::info!(model = %model, "unloaded");

@@ -167,7 +167,7 @@ impl Handler<Unload> for SchedulerActor {
 
     fn handle(&mut self, Unload(model): Unload, ctx: &mut Self::Context) -> Self::Result {
         let heard = self.models.close(&model)?;
-        self.unload_closed(ctx);
+        self.settle(ctx);
         Ok(heard)
     }
 }
