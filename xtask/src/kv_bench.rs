@@ -136,7 +136,9 @@ impl Bench {
             evict(&daemon, &[])?;
             for way in [Way::Nowhere, Way::Device, Way::Ram, Way::Ssd, Way::ColdSsd] {
                 match way {
-                    Way::Nowhere | Way::Device => {}
+                    Way::Nowhere => {}
+                    // What was computed is still being written: a second turn comes later than that.
+                    Way::Device => save(&daemon)?,
                     Way::Ram => evict(&daemon, &["--tier", "device"])?,
                     Way::Ssd | Way::ColdSsd => {
                         daemon.stop()?;
@@ -180,7 +182,7 @@ impl Bench {
             let with = || {
                 let rates = rates(&on, &prompts)?;
                 // What is still to be written must not slow the other down.
-                process::run(on.zllmctl().arg("save").stdout(Stdio::null()))?;
+                save(&on)?;
                 anyhow::Ok(rates)
             };
             let without = || rates(&off, &prompts);
@@ -271,6 +273,11 @@ fn ask(daemon: &RunningDaemon, prompt: &Path, session: &str, tokens: usize) -> R
 
 fn evict(daemon: &RunningDaemon, flags: &[&str]) -> Result<()> {
     process::run(daemon.zllmctl().args(["evict", "--all"]).args(flags).stdout(Stdio::null()))
+}
+
+/// Returns when all that is to be written is on the SSD.
+fn save(daemon: &RunningDaemon) -> Result<()> {
+    process::run(daemon.zllmctl().arg("save").stdout(Stdio::null()))
 }
 
 /// The file's pages leave the system's cache, so that it is read from the SSD.
