@@ -2,7 +2,8 @@
 //!
 //! Start: the sockets are bound (before any thread), the actors started, the start-up models loaded, then READY.
 //! End: no new connections or jobs, jobs end or are cancelled at the deadline, what is worth keeping of the KV is saved,
-//! streams are written out, the socket's file goes. A death of an actor or of the device's thread ends the process at once: systemd starts it again.
+//! streams are written out, the socket's file goes. A death of an actor or of the device's thread ends the process at once:
+//! systemd starts it again.
 
 #[cfg(test)]
 mod tests;

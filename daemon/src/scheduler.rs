@@ -2,7 +2,8 @@
 //! jobs and their logs.
 //!
 //! Invariant: operations reach the KV store in the order the core gave them, one batch at a time. A lease may be answered
-//! after its batch, and nobody waits for it but its job and those behind. One step is on the device at a time. A fault of the device, or of a fellow actor, ends the process.
+//! after its batch, and nobody waits for it but its job and those behind. One step is on the device at a time. A fault of
+//! the device, or of a fellow actor, ends the process.
 
 pub(crate) mod core;
 pub(crate) mod jobs;

@@ -6,8 +6,8 @@
 //! crash, with the same tokens; the disk stays under its budget; every lease and every save is answered once; the
 //! index's invariants hold.
 //!
-//! One seed is one history. `ZLLM_SEED` runs one, `ZLLM_SIM_SEEDS` runs more of them, `ZLLM_SIM_STEPS` makes them longer. Seeds that found something stand in
-//! [`FOUND`].
+//! One seed is one history. `ZLLM_SEED` runs one, `ZLLM_SIM_SEEDS` runs more of them, `ZLLM_SIM_STEPS` makes them longer.
+//! Seeds that found something stand in [`FOUND`].
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;

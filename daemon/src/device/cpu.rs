@@ -14,7 +14,7 @@ use zllm_engine::{Isa, KV_BLOCK_TOKENS, LoadOptions, LoadedModel, StepRow, Templ
 use zllm_state::BLOCK_TOKENS;
 use zllm_wire::LoadStage;
 
-const _: () = assert!(KV_BLOCK_TOKENS == BLOCK_TOKENS, "the ledger counts the blocks that the engine writes");
+const _: () = assert!(KV_BLOCK_TOKENS == BLOCK_TOKENS, "the index counts the blocks that the engine writes");
 
 /// The device.
 #[derive(Default)]
