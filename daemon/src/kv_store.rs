@@ -259,8 +259,9 @@ impl KvStoreActor {
         let writing = async move { tokio::time::timeout(WRITE_TIMEOUT, writing).await };
         ctx.spawn(writing.into_actor(self).map(move |result, actor, ctx| match result {
             Ok(Ok((done, room))) => {
-                if let Err(message) = &done {
-                    tracing::warn!(message, "not written to the KV database");
+                match &done {
+                    Ok(()) => actor.disk.has_worked(),
+                    Err(message) => tracing::warn!(message, "not written to the KV database"),
                 }
                 let budget = actor.disk.budget(&room);
                 actor.store.set_disk_budget(budget);

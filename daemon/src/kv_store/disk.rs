@@ -156,6 +156,11 @@ impl Disk {
         self.patience = (self.patience * 2).min(*PATIENCE.end());
     }
 
+    /// A transaction has succeeded: what fails from here on is tried again soon.
+    pub(super) fn has_worked(&mut self) {
+        self.patience = *PATIENCE.start();
+    }
+
     /// Bytes that may be stored: as the budget says, and never so much that the file system has nothing left.
     pub(super) fn budget(&mut self, room: &Room) -> u64 {
         self.file_bytes = room.file_bytes;
