@@ -21,7 +21,8 @@ use crate::clock::Clock;
 use crate::config::{KvSettings, SavePolicy};
 use crate::device::{CopyBlock, DeviceActor, FetchBlocks, PutBlocks};
 use crate::limits::{
-    MAILBOX_MESSAGES, MAX_RUNNING_JOBS, MAX_SESSION_TOKENS, MAX_SESSIONS, READ_TIMEOUT, TICK, WRITE_TIMEOUT,
+    MAILBOX_MESSAGES, MAX_RUNNING_JOBS, MAX_SESSION_TOKENS, MAX_SESSIONS, READ_BATCH_BYTES, READ_TIMEOUT,
+    TICK, WRITE_TIMEOUT,
 };
 use crate::pulse::{AliveGuard, Organ, Pulses};
 use crate::scheduler::core::{CacheReport, Lease, NoLease};
@@ -49,6 +50,17 @@ pub(crate) struct KvStoreActor {
     next_tick: Duration,
     pulses: Pulses,
     _alive: AliveGuard,
+}
+
+/// Blocks on their way from disk into their slots, as far as they are.
+struct Restore {
+    id: RestoreId,
+    model: String,
+    /// What goes where, first to last.
+    reads: Vec<Read>,
+    /// How many of them are in their slots.
+    ready: usize,
+    started: Duration,
 }
 
 /// How often sessions' times and long requests are looked at.
@@ -105,7 +117,10 @@ impl KvStoreActor {
             match action {
                 Action::Leased { ticket, result } => self.answer_lease(ticket, result),
                 Action::Copy { model, from, to } => self.copy(model, from, to, ctx),
-                Action::Restore { id, model, reads } => self.restore(id, model, reads, ctx),
+                Action::Restore { id, model, reads } => {
+                    let started = self.clock.now();
+                    self.restore(Restore { id, model, reads, ready: 0, started }, ctx);
+                }
                 Action::Write { id, model, blocks, delete } => self.write(id, model, blocks, delete, ctx),
                 Action::WriteSessions { id, put, remove } => self.write_sessions(id, put, remove, ctx),
                 Action::Saved { ticket, outcome } => {
@@ -153,16 +168,13 @@ impl KvStoreActor {
         }));
     }
 
-    fn restore(&mut self, id: RestoreId, model: String, reads: Vec<Read>, ctx: &mut Context<Self>) {
-        let started = self.clock.now();
-        let keys: Vec<BlockKey> = reads.iter().map(|read| read.key).collect();
-        let reading = self.disk.run(move |disk| disk::read_all(disk, &keys));
+    /// Reads the next blocks of a restore. A few at a time: what is on its way counts in no budget.
+    fn restore(&mut self, restore: Restore, ctx: &mut Context<Self>) {
+        let keys: Vec<BlockKey> = restore.reads[restore.ready..].iter().map(|read| read.key).collect();
+        let reading = self.disk.run(move |disk| disk::read_some(disk, &keys, READ_BATCH_BYTES));
         let reading = async move { tokio::time::timeout(READ_TIMEOUT, reading).await };
         ctx.spawn(reading.into_actor(self).map(move |result, actor, ctx| match result {
-            Ok(Ok((blocks, outcomes))) => {
-                let blocks: Vec<(u32, Vec<u8>)> = reads.iter().map(|read| read.slot).zip(blocks).collect();
-                actor.put(id, model, blocks, outcomes, started, ctx);
-            }
+            Ok(Ok((blocks, next_is_bad))) => actor.put(restore, blocks, next_is_bad, ctx),
             Ok(Err(failed)) => actor.give_up_disk(failed, ctx),
             Err(_) => {
                 let failed = actor.disk.hung("read", READ_TIMEOUT);
@@ -173,29 +185,41 @@ impl KvStoreActor {
 
     fn put(
         &mut self,
-        id: RestoreId,
-        model: String,
-        blocks: Vec<(u32, Vec<u8>)>,
-        mut outcomes: Vec<ReadOutcome>,
-        started: Duration,
+        mut restore: Restore,
+        blocks: Vec<Vec<u8>>,
+        next_is_bad: bool,
         ctx: &mut Context<Self>,
     ) {
-        if !self.store.is_restoring(id) {
+        if !self.store.is_restoring(restore.id) {
             return;
         }
-        let putting = self.device().send(PutBlocks { model: model.as_str().into(), blocks });
+        let count = blocks.len();
+        let slots = restore.reads[restore.ready..].iter().map(|read| read.slot);
+        let blocks = slots.zip(blocks).collect();
+        let putting = self.device().send(PutBlocks { model: restore.model.as_str().into(), blocks });
         ctx.spawn(putting.into_actor(self).map(move |answer, actor, ctx| {
             let done = answer.unwrap_or_else(|error| panic!("the device actor is gone: {error}"));
-            if let Err(message) = done {
-                tracing::warn!(model, message, "blocks that were read do not fit the device");
-                outcomes.fill(ReadOutcome::Damaged);
+            let damaged = match done {
+                Ok(()) => {
+                    restore.ready += count;
+                    usize::from(next_is_bad)
+                }
+                Err(message) => {
+                    tracing::warn!(restore.model, message, "blocks that were read do not fit the device");
+                    count
+                }
+            };
+            if damaged == 0 && restore.ready < restore.reads.len() {
+                return actor.restore(restore, ctx);
             }
-            if outcomes.contains(&ReadOutcome::Damaged) {
-                tracing::warn!(model, "a KV block on disk is damaged or gone; it is computed again");
+            if damaged > 0 {
+                tracing::warn!(restore.model, "a KV block on disk is damaged or gone; it is computed again");
             }
-            let now = actor.clock.now();
-            let took_ms = (now - started).as_secs_f64() * 1e3;
-            let actions = actor.store.restored(id, &outcomes, took_ms, actor.clock.unix_ms());
+            let mut outcomes = vec![ReadOutcome::Ready; restore.ready];
+            outcomes.resize(restore.ready + damaged, ReadOutcome::Damaged);
+            outcomes.resize(restore.reads.len(), ReadOutcome::Failed);
+            let took_ms = (actor.clock.now() - restore.started).as_secs_f64() * 1e3;
+            let actions = actor.store.restored(restore.id, &outcomes, took_ms, actor.clock.unix_ms());
             actor.carry_out(actions, ctx);
         }));
     }

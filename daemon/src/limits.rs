@@ -56,7 +56,9 @@ pub(crate) const MAX_SESSION_TOKENS: usize = 16 << 20;
 pub(crate) const WRITE_BATCH_BYTES: u64 = 8 << 20;
 /// A long request of a session has what it computed written each time this has passed.
 pub(crate) const RUNNING_SAVE: Duration = Duration::from_secs(20);
-/// How long the KV database may take to read the blocks of one prompt.
+/// Bytes of KV that are read at once, about: they are in memory twice until they are in their slots.
+pub(crate) const READ_BATCH_BYTES: usize = 8 << 20;
+/// How long the KV database may take to read so much.
 pub(crate) const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the daemon's start waits for the KV database.
 pub(crate) const OPEN_TIMEOUT: Duration = Duration::from_secs(20);

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use zllm_state::{
-    BlockKey, BlockToStore, DiskContents, DiskError, KvDisk, ReadError, ReadOutcome, StoredBlock, free_bytes,
+    BlockKey, BlockToStore, DiskContents, DiskError, KvDisk, ReadError, StoredBlock, free_bytes,
 };
 
 /// A transaction, with the time in milliseconds since the Unix epoch.
@@ -208,25 +208,28 @@ pub(super) fn room(disk: &KvDisk, dir: &Path) -> Room {
     }
 }
 
-/// The bytes of blocks, in order, up to the first that cannot be had; and what became of each.
-pub(super) fn read_all(
+/// The bytes of blocks, in order, until there are `enough_bytes`; and whether it ended before that at one that is not there or
+/// is damaged.
+pub(super) fn read_some(
     disk: &KvDisk,
     keys: &[BlockKey],
-) -> Result<(Vec<Vec<u8>>, Vec<ReadOutcome>), DiskError> {
-    let mut blocks = Vec::with_capacity(keys.len());
+    enough_bytes: usize,
+) -> Result<(Vec<Vec<u8>>, bool), DiskError> {
+    let (mut blocks, mut bytes) = (Vec::new(), 0);
     for key in keys {
         match disk.read(key) {
-            Ok(bytes) => blocks.push(bytes),
+            Ok(block) => {
+                bytes += block.len();
+                blocks.push(block);
+            }
             Err(ReadError::Io(error)) => return Err(error),
-            Err(ReadError::Missing | ReadError::Damaged(_)) => break,
+            Err(ReadError::Missing | ReadError::Damaged(_)) => return Ok((blocks, true)),
+        }
+        if bytes >= enough_bytes {
+            break;
         }
     }
-    let mut outcomes = vec![ReadOutcome::Ready; blocks.len()];
-    if outcomes.len() < keys.len() {
-        outcomes.push(ReadOutcome::Damaged);
-    }
-    outcomes.resize(keys.len(), ReadOutcome::Failed);
-    Ok((blocks, outcomes))
+    Ok((blocks, false))
 }
 
 /// Stores blocks whose bytes came from a device.

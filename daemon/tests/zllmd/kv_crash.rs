@@ -4,9 +4,9 @@
 use crate::common::kv::{
     BLOCK_BYTES, Drawn, Reference, Rng, folder_bytes, ids, request, seed, session, soak,
 };
-use crate::common::{Builder, Client, Daemon};
+use crate::common::{Builder, Client, Daemon, PATIENCE, now};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use zllm_wire::{Answer, CacheOutcome, EvictTarget, Op, SessionInfo, Tier};
 
@@ -75,9 +75,11 @@ impl Worker {
         Timeline { id, next: self.rng.tokens(tokens), saved: None }
     }
 
-    /// Works until the daemon is gone.
-    fn work(&mut self, client: &mut Client) {
-        while self.step(client).is_some() {}
+    /// Works until the daemon is gone; counts its steps.
+    fn work(&mut self, client: &mut Client, steps: &AtomicU64) {
+        while self.step(client).is_some() {
+            steps.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     fn step(&mut self, client: &mut Client) -> Option<()> {
@@ -201,12 +203,13 @@ fn killed_at_any_moment_it_keeps_what_it_has_acknowledged() {
         .start();
     let mut workers: Vec<Worker> = (0..WORKERS).map(|number| Worker::new(number, seed)).collect();
     for kill in 0..kills {
-        let moment = Duration::from_millis(50 + rng.below(1500));
-        let over = AtomicBool::new(false);
+        // So many steps and then so long: also a slow machine comes to do something.
+        let moment = (rng.below(7), Duration::from_millis(rng.below(400)));
+        let (steps, over) = (AtomicU64::new(0), AtomicBool::new(false));
         std::thread::scope(|scope| {
             for worker in &mut workers {
-                let mut client = daemon.connect();
-                scope.spawn(move || worker.work(&mut client));
+                let (mut client, steps) = (daemon.connect(), &steps);
+                scope.spawn(move || worker.work(&mut client, steps));
             }
             let mut watcher = daemon.connect();
             let (daemon_now, over) = (&daemon, &over);
@@ -219,7 +222,12 @@ fn killed_at_any_moment_it_keeps_what_it_has_acknowledged() {
                     std::thread::sleep(Duration::from_millis(20));
                 }
             });
-            std::thread::sleep(moment);
+            // A client that has found something wrong makes no more steps, and tells when the daemon is gone.
+            let give_up = now() + PATIENCE;
+            while steps.load(Ordering::Relaxed) < moment.0 && now() < give_up {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            std::thread::sleep(moment.1);
             over.store(true, Ordering::Relaxed);
             daemon.signal("KILL");
         });
