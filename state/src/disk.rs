@@ -306,13 +306,15 @@ impl KvDisk {
     ) -> Result<T, DiskError> {
         // Waits for the readers that began before, and keeps nobody from beginning after.
         drop(self.readers.write().unwrap_or_else(PoisonError::into_inner));
-        self.run(doing, |database| {
+        let done = self.run(doing, |database| {
             let mut tx = database.begin_write()?;
             tx.set_quick_repair(true);
             let done = call(&tx)?;
             tx.commit()?;
             Ok(done)
-        })
+        })?;
+        self.place.still_there().map_err(|error| self.fail(Fault::Io(error), doing))?;
+        Ok(done)
     }
 
     fn run<T>(

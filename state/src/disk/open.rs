@@ -20,6 +20,9 @@ use crate::BlockKey;
 /// The system's own cache holds the file; the database's needs to hold the pages of a transaction.
 const CACHE_BYTES: usize = 32 << 20;
 
+/// A database has a page at least.
+const SHORTEST_BYTES: u64 = 4096;
+
 /// What was on disk.
 #[derive(Debug, Default)]
 pub struct Contents {
@@ -89,7 +92,14 @@ impl KvDisk {
     }
 
     fn open_existing(place: &Place, budget_bytes: u64) -> Result<(Self, Contents), DiskError> {
-        let file = place::open_file(&place.file(), false)?;
+        let path = place.file();
+        let file = place::open_file(&path, false)?;
+        let length = file.metadata().map_err(|source| place::io_error(&path, "look at", source))?.len();
+        // The database would take such a file for a new one, and write over what somebody put there.
+        if length < SHORTEST_BYTES {
+            let fault = Fault::Unusable(format!("it is no database: {length} bytes"));
+            return Err(DiskError::new(fault, "open", place, budget_bytes));
+        }
         let database = attempt(|| Ok(builder().create_with_backend(Sealed(FileBackend::new(file)?))?));
         let database = database.map_err(|fault| DiskError::new(fault, "open", place, budget_bytes))?;
         Self::start(database, place.clone(), budget_bytes)

@@ -46,6 +46,15 @@ impl Place {
         self.0.as_ref().map_or(0, |_| allocated_bytes(&self.file()))
     }
 
+    /// An error when the database's file is not where it was, and a restart would not find it: it, its folder or its disk
+    /// was taken away. The system goes on writing to a file without a name.
+    pub(super) fn still_there(&self) -> io::Result<()> {
+        match &self.0 {
+            Some(_) => fs::metadata(self.file()).map(drop),
+            None => Ok(()),
+        }
+    }
+
     /// Bytes of the disk that an unusable database still has.
     pub(super) fn set_aside_bytes(&self) -> u64 {
         self.0.as_ref().map_or(0, |_| allocated_bytes(&self.named(SET_ASIDE)))

@@ -66,6 +66,39 @@ fn a_changed_chunk_is_damage_of_its_block_alone() {
 
 const CHUNK_DAMAGE: &str = "a chunk with another checksum than its bytes have";
 
+/// Somebody's file under the database's name is out of the way, with every byte that it had.
+#[test]
+fn a_short_file_is_set_aside_as_it_was() {
+    for text in ["", "not a database\n"] {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("kv.redb"), text).unwrap();
+        let (disk, contents) = KvDisk::open(dir.path(), BUDGET).unwrap();
+        assert!(contents.notes[0].contains("it was set aside as kv.redb.bad"), "{:?}", contents.notes);
+        assert_eq!(fs::read_to_string(dir.path().join("kv.redb.bad")).unwrap(), text);
+        assert!(disk.check().unwrap().is_clean());
+    }
+}
+
+/// What is written to a file that was removed is lost with the process: it is not called durable.
+#[test]
+fn a_write_to_a_removed_file_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let (blocks, sessions) = stored(dir.path());
+    let (disk, _) = KvDisk::open(dir.path(), BUDGET).unwrap();
+    fs::remove_dir_all(dir.path()).unwrap();
+    let failed = disk.put_sessions(&sessions).unwrap_err();
+    assert!(failed.is_fatal(), "{failed}");
+    assert!(
+        failed
+            .to_string()
+            .ends_with("kv.redb: could not store sessions: No such file or directory (os error 2)")
+    );
+    drop(disk);
+    let (disk, contents) = KvDisk::open(dir.path(), BUDGET).unwrap();
+    assert!(contents.blocks.is_empty() && contents.notes.is_empty(), "the folder is made anew");
+    disk.write(&blocks, &[]).unwrap();
+}
+
 /// A page's own fields are damaged: the whole database is out of the way, at once and by itself.
 #[test]
 fn a_damaged_tree_is_set_aside_while_it_is_used() {
