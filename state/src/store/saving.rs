@@ -452,13 +452,23 @@ impl KvStore {
             let is_saved = |(name, generation): &(SessionName, u64)| {
                 self.sessions.get(name).is_some_and(|session| session.saved_generation >= Some(*generation))
             };
-            if !wait.sessions.iter().all(is_saved) || (wait.everything && !self.is_saved()) {
+            let is_done = wait.sessions.iter().all(is_saved) && !self.is_being_written(&wait);
+            if !is_done || (wait.everything && !self.is_saved()) {
                 self.saving.waiting.push(wait);
                 continue;
             }
             let outcome = self.save_outcome(&wait);
             self.actions.push(Action::Saved { ticket: wait.ticket, outcome });
         }
+    }
+
+    /// Whether blocks are still on their way whose sessions' manifests are on disk: they had been evicted from there.
+    fn is_being_written(&self, wait: &SaveWait) -> bool {
+        let sessions = wait.sessions.iter().filter_map(|(name, generation)| {
+            self.sessions.get(name).filter(|session| session.generation == *generation)
+        });
+        let mut views = sessions.flat_map(|session| &session.keys).filter_map(|key| self.index.view(key));
+        views.any(|view| view.wanted || view.writing)
     }
 
     /// What is on disk of sessions whose manifests are.

@@ -1,0 +1,85 @@
+//! When a save is answered, and with what: not before the blocks are on disk, wherever they were before.
+
+use zllm_state::{
+    Action, ArenaBudget, DiskContents, EvictTarget, Fingerprint, KvStore, LeaseRequest, SaveOutcome, SavePolicy,
+    SessionName, SessionUse, StoreOptions, Tier, disk_bytes,
+};
+
+const BLOCK_BYTES: u64 = 250_000;
+const NOW_MS: u64 = 1_700_000_000_000;
+
+fn name() -> SessionName {
+    SessionName { tenant: String::new(), id: "s".to_owned() }
+}
+
+/// Does what the store asks of a disk that does everything; what was answered to saves.
+fn carry_out(store: &mut KvStore, mut actions: Vec<Action>) -> Vec<SaveOutcome> {
+    let mut outcomes = Vec::new();
+    while !actions.is_empty() {
+        let mut more = Vec::new();
+        for action in actions {
+            match action {
+                Action::Write { id, .. } => {
+                    assert!(store.fetched(id));
+                    more.extend(store.written(id, true));
+                }
+                Action::WriteSessions { id, .. } => more.extend(store.written(id, true)),
+                Action::Saved { outcome, .. } => outcomes.push(outcome),
+                other => panic!("not asked for: {other:?}"),
+            }
+        }
+        actions = more;
+    }
+    outcomes
+}
+
+/// A store with a session of two blocks, which is on disk.
+fn saved_session() -> KvStore {
+    let mut store = KvStore::new(StoreOptions {
+        save: SavePolicy::Sessions,
+        disk_budget_bytes: 100 << 20,
+        write_batch_bytes: 4 << 20,
+        unsaved_budget_bytes: 64 << 20,
+        max_sessions: 8,
+        max_session_tokens: 1000,
+        session_ttl_ms: None,
+        running_save_ms: 60_000,
+    });
+    let stored_bytes = disk_bytes(BLOCK_BYTES);
+    let budget = ArenaBudget { device_blocks: 8, ram_blocks: 0, block_bytes: BLOCK_BYTES, stored_bytes };
+    store.add_model("m", Fingerprint([1; 32]), budget);
+    let actions = store.disk_ready(DiskContents::default());
+    carry_out(&mut store, actions);
+    let tokens: Vec<u32> = (0..100).collect();
+    let request = LeaseRequest {
+        ticket: 1,
+        model: "m".to_owned(),
+        tenant: String::new(),
+        prompt: tokens.clone().into(),
+        capacity_tokens: 100,
+        has_session: true,
+    };
+    let actions = store.lease(request, NOW_MS);
+    let [Action::Leased { result: Ok(granted), .. }] = &actions[..] else { panic!("{actions:?}") };
+    let lease = granted.lease;
+    store.commit(lease, &tokens[..64]);
+    let tail = tokens[64..].to_vec();
+    let session = SessionUse { name: name(), tokens, hit_tokens: 0, sampled: 1 };
+    let actions = store.release(lease, &tail, Some(session), NOW_MS);
+    carry_out(&mut store, actions);
+    assert_eq!(store.session_view(&name()).map(|view| view.blocks.ssd), Some(2));
+    store
+}
+
+#[test]
+fn what_was_evicted_from_disk_is_there_again_before_a_save_is_answered() {
+    let mut store = saved_session();
+    let (evicted, actions) =
+        store.evict(&EvictTarget::Session(name()), Some(Tier::Ssd), NOW_MS).expect("it is there");
+    assert_eq!((evicted.blocks.ssd, carry_out(&mut store, actions).len()), (2, 0));
+    let actions = store.save(2, Some(&name()));
+    assert!(matches!(actions[..], [Action::Write { .. }]), "written first, answered later: {actions:?}");
+    let outcomes = carry_out(&mut store, actions);
+    let bytes = 2 * disk_bytes(BLOCK_BYTES);
+    assert_eq!(outcomes, [SaveOutcome::Done { sessions: 1, blocks: 2, bytes }]);
+}
