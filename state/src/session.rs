@@ -21,6 +21,16 @@ pub struct SessionName {
     pub id: String,
 }
 
+impl std::fmt::Display for SessionName {
+    /// `id`, or `tenant/id`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.tenant.as_str() {
+            "" => f.write_str(&self.id),
+            tenant => write!(f, "{tenant}/{}", self.id),
+        }
+    }
+}
+
 /// What is known of one timeline.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Session {

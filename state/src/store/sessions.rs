@@ -11,19 +11,19 @@ use std::sync::Arc;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SessionError {
     /// Nobody knows it.
-    #[error("there is no session {id:?}")]
+    #[error("there is no session {id}")]
     NotFound {
         /// What was asked for.
         id: String,
     },
     /// A fork would write over another session.
-    #[error("session {id:?} is there already; evict it or fork to another name")]
+    #[error("session {id} is there already; evict it or fork to another name")]
     Exists {
         /// The name that is taken.
         id: String,
     },
     /// A fork beyond the session's end.
-    #[error("session {id:?} has {tokens} tokens; fork at 1 up to {tokens}, not at {at}")]
+    #[error("session {id} has {tokens} tokens; fork at 1 up to {tokens}, not at {at}")]
     OutOfRange {
         /// The session.
         id: String,
@@ -33,7 +33,10 @@ pub enum SessionError {
         at: u64,
     },
     /// Its tokens belong to another model, or another state of this one.
-    #[error("session {id:?} was made with another model ({model:?}, or other weights under that name)")]
+    #[error(
+        "session {id} was made with model {model:?}, or with other weights or another KV format under that name; send the \
+         whole prompt instead"
+    )]
     OtherModel {
         /// The session.
         id: String,
@@ -96,7 +99,7 @@ impl KvStore {
         let session = self.known(name)?;
         let root = self.models.get(model).map(|model| BlockKey::root(model.fingerprint, &name.tenant));
         if root != Some(session.root) {
-            return Err(SessionError::OtherModel { id: name.id.clone(), model: session.model.clone() });
+            return Err(SessionError::OtherModel { id: name.to_string(), model: session.model.clone() });
         }
         Ok(session.tokens.clone())
     }
@@ -116,10 +119,10 @@ impl KvStore {
         let tokens = session.tokens.len();
         let at = at.unwrap_or(tokens as u64);
         if at == 0 || at > tokens as u64 {
-            return Err(SessionError::OutOfRange { id: from.id.clone(), tokens, at });
+            return Err(SessionError::OutOfRange { id: from.to_string(), tokens, at });
         }
         if self.sessions.get(to).is_some() {
-            return Err(SessionError::Exists { id: to.id.clone() });
+            return Err(SessionError::Exists { id: to.to_string() });
         }
         let at = at as usize;
         let whole = if at == tokens { session.keys.len() } else { at / BLOCK_TOKENS };
@@ -220,7 +223,7 @@ impl KvStore {
     }
 
     fn known(&self, name: &SessionName) -> Result<&Session, SessionError> {
-        self.sessions.get(name).ok_or_else(|| SessionError::NotFound { id: name.id.clone() })
+        self.sessions.get(name).ok_or_else(|| SessionError::NotFound { id: name.to_string() })
     }
 
     /// A manifest must be written again, with the same timeline: that of a saved session whatever the policy.

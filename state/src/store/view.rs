@@ -228,7 +228,7 @@ impl KvStore {
             }
         }
         let mut disk = self.map(Tier::Ssd, &owners, now_ms, |view| view.stored);
-        disk.capacity_bytes = self.block_budget();
+        disk.capacity_bytes = if self.saving.state == DiskState::Ready { self.block_budget() } else { 0 };
         disk.used_bytes = self.index.stored_bytes();
         maps.push(disk);
         (maps, names)
