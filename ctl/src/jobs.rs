@@ -196,12 +196,13 @@ fn job_page(job: &JobDetail) -> String {
 
 fn session_page(session: &SessionDetail) -> String {
     let (info, blocks) = (&session.info, &session.blocks);
-    let turns = format!(
-        "{}, {} of which found {} in the cache",
-        info.turns,
-        session.hits,
-        units::count(info.hit_tokens, "token")
-    );
+    let turns = match session.hits {
+        0 => info.turns.to_string(),
+        hits => {
+            let tokens = units::count(info.hit_tokens, "token");
+            format!("{}, {hits} of which found {tokens} in the cache", info.turns)
+        }
+    };
     let kv = |bytes, count| match count {
         0 => "-".to_owned(),
         _ => format!("{}, {}", units::bytes(bytes), units::count(count, "block")),
@@ -256,7 +257,10 @@ fn saved(session: &SessionDetail) -> String {
         blocks => format!(", {} not {}", units::count(blocks, "block"), units::place(Tier::Ssd)),
     };
     match session.saved_generation {
-        Some(saved) if saved == session.generation => format!("yes{waiting}"),
+        Some(_) if session.info.saved => "yes".into(),
+        Some(saved) if saved == session.generation => {
+            format!("its tokens and {}{waiting}", units::count(session.blocks.ssd, "block"))
+        }
         Some(saved) => format!("as it was at change {saved} of {}{waiting}", session.generation),
         None => format!("no{waiting}"),
     }

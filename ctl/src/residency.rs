@@ -1,7 +1,7 @@
 //! `residency`: where the kept KV lies, drawn as a map of each tier.
 //!
-//! A tier is a row of cells, each so many neighbouring blocks; what most of a cell's blocks are, the cell is. A map has
-//! two lines for each row: how the blocks are used, and whose they are. It is 77 characters wide and needs no colours.
+//! A tier is a row of cells, each so many neighbouring blocks; what most of a cell's kept blocks are, the cell is, and it is
+//! free when none is kept. A map has two lines for each row: how the blocks are used, and whose they are. It is 77 characters wide and needs no colours.
 
 use crate::client::{Context, unexpected};
 use crate::failure::Failure;
@@ -135,6 +135,14 @@ fn tier(map: &TierMap, letters: &Letters) -> String {
         map.runs.iter().filter(|run| run.state != BlockState::Free).map(|run| u64::from(run.blocks)).sum();
     let drawn: u64 = map.runs.iter().map(|run| u64::from(run.blocks)).sum();
     let all = drawn.max(map.capacity_blocks);
+    if all == 0 {
+        let why = match map.capacity_bytes {
+            0 if map.tier == Tier::Ssd => "none; `zllmctl status` says why".into(),
+            0 => "none".into(),
+            bytes => format!("nothing yet, of {}", units::bytes(bytes)),
+        };
+        return format!("{place}: {why}\n");
+    }
     let blocks_in_cell = all.div_ceil((ROW_CELLS * MAX_ROWS) as u64).max(1);
     let mut out = format!(
         "{place}: {taken} of {}, {} of {}{}\n",
@@ -209,12 +217,13 @@ impl Tally {
         }
     }
 
-    /// The most frequent kinds; of two, the one that came first.
+    /// The most frequent kinds; of two, the one that came first. One block that is kept shows in a free cell.
     fn most(self) -> (char, char) {
-        let most = |kinds: Vec<(char, u64)>| {
-            kinds.into_iter().rev().max_by_key(|(_, count)| *count).map_or(' ', |(kind, _)| kind)
+        let most = |kinds: Vec<(char, u64)>, nothing: char| {
+            let kept = kinds.into_iter().rev().filter(|(kind, _)| *kind != nothing);
+            kept.max_by_key(|(_, count)| *count).map_or(nothing, |(kind, _)| kind)
         };
-        (most(self.used), most(self.whose))
+        (most(self.used, FREE), most(self.whose, ' '))
     }
 }
 
@@ -235,7 +244,7 @@ mod tests {
             run(1, BlockState::Leased, &[0, 1], 0),
         ];
         let drawn: String = cells(&runs, 12, 4, &letters).into_iter().flat_map(|(a, b)| [a, b]).collect();
-        assert_eq!(drawn, "█a^b. ");
+        assert_eq!(drawn, "█a^b@*");
         let each: String = cells(&runs, 10, 1, &letters).into_iter().map(|(used, _)| used).collect();
         assert_eq!(each, "███^^^^^@.");
         assert!(cells(&[], 0, 1, &letters).is_empty());

@@ -5,7 +5,7 @@ use crate::client::{Context, unexpected};
 use crate::failure::Failure;
 use crate::{output, units};
 use serde_json::json;
-use zllm_wire::{Answer, CheckReport, Op};
+use zllm_wire::{Answer, CheckReport, Op, Tier};
 
 /// `evict`.
 pub(crate) fn evict(context: &Context, args: EvictArgs) -> Result<(), Failure> {
@@ -14,13 +14,16 @@ pub(crate) fn evict(context: &Context, args: EvictArgs) -> Result<(), Failure> {
         Answer::Evicted { sessions, blocks, bytes } if context.json => {
             output::print_json(&json!({ "sessions": sessions, "blocks": blocks, "bytes": bytes }))
         }
-        Answer::Evicted { sessions, blocks, bytes } => output::print(&format!(
-            "{}, {}, {} freed{}\n",
-            units::count(sessions.into(), "session"),
-            units::count(blocks, "block"),
-            units::bytes(bytes),
-            tier.map(|tier| format!(" {}", units::place(tier))).unwrap_or_default()
-        )),
+        Answer::Evicted { sessions, blocks, bytes } => {
+            let place = tier.map(|tier| format!(" {}", units::place(tier))).unwrap_or_default();
+            let outcome = match (tier, blocks, bytes) {
+                (Some(Tier::Device), 1.., 0) => "moved to RAM".to_owned(),
+                _ => format!("{} freed{place}", units::bytes(bytes)),
+            };
+            let (sessions, blocks) =
+                (units::count(sessions.into(), "session"), units::count(blocks, "block"));
+            output::print(&format!("{sessions}, {blocks}, {outcome}\n"))
+        }
         other => Err(unexpected(&other)),
     }
 }

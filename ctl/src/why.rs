@@ -49,7 +49,7 @@ fn reason(outcome: &CacheOutcome) -> String {
         }
         CacheOutcome::Ended { kept_tokens } => {
             let kept = units::count(*kept_tokens, "token");
-            format!("The longest kept timeline that it begins with ends after {kept}; what follows is new.")
+            format!("It begins with {kept} that are kept; nothing that is kept goes on like it after them.")
         }
         CacheOutcome::Nothing => "Nothing that is kept begins like it: it was never computed for this model and this \
                                   tenant, or was evicted since."

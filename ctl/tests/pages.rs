@@ -129,13 +129,20 @@ turns         4, 3 of which found 900 tokens in the cache
 created       1 d 1 h ago
 last use      2 h 7 min ago
 kept          until the room is needed, or the configuration's time is over
-saved         yes, 1 block not on SSD
+saved         yes
 KV on device  -
 KV in RAM     5.0 GiB, 20 blocks
 KV on SSD     700 B, 19 blocks
 
 JOB ";
     assert!(page.starts_with(wanted), "{page}");
+
+    let mut detail = session_detail();
+    (detail.info.saved, detail.hits) = (false, 0);
+    let op = Op::Show(ShowTarget::Session(session_ref()));
+    let page = says(op, Answer::Session(Box::new(detail)), &["show", "s-1"]);
+    assert!(page.contains("\nturns         4\n"), "{page}");
+    assert!(page.contains("\nsaved         its tokens and 19 blocks, 1 block not on SSD\n"), "{page}");
 }
 
 fn status() -> Status {

@@ -65,6 +65,10 @@ fn eviction_says_what_and_from_where() {
     let page =
         says(evict(EvictTarget::All, Some(Tier::Ram)), evicted(), &["evict", "--all", "--tier", "ram"]);
     assert_eq!(page, "1 session, 2 blocks, 2.0 MiB freed in RAM\n");
+    let moved = Answer::Evicted { sessions: 1, blocks: 2, bytes: 0 };
+    let page =
+        says(evict(EvictTarget::All, Some(Tier::Device)), moved, &["evict", "--all", "--tier", "device"]);
+    assert_eq!(page, "1 session, 2 blocks, moved to RAM\n");
     let old = EvictTarget::OlderThan { idle_ms: 7_200_000 };
     let json = says(evict(old, None), evicted(), &["evict", "--older-than", "2h", "--json"]);
     assert_eq!(json, "{\"sessions\":1,\"blocks\":2,\"bytes\":2097152}\n");
@@ -225,7 +229,7 @@ The kept timeline that is most like it goes on otherwise after 1234 tokens:
         (
             tiers,
             CacheOutcome::Ended { kept_tokens: 1234 },
-            "\n\nThe longest kept timeline that it begins with ends after 1234 tokens; ",
+            "\n\nIt begins with 1234 tokens that are kept; nothing that is kept goes on like it",
         ),
         (
             nothing,
@@ -286,8 +290,18 @@ fn a_map_of_each_tier() {
         runs: vec![run(450, Cached, &[1], 120_000)],
         ..device.clone()
     };
+    let none = TierMap {
+        tier: Tier::Ram,
+        capacity_blocks: 0,
+        capacity_bytes: 0,
+        used_bytes: 0,
+        runs: vec![],
+        ..device.clone()
+    };
+    let empty = TierMap { tier: Tier::Ssd, model: None, capacity_bytes: 1 << 20, ..none.clone() };
+    let off = TierMap { capacity_bytes: 0, ..empty.clone() };
     let residency = Residency {
-        tiers: vec![device, ssd],
+        tiers: vec![device, ssd, none, empty, off],
         sessions: vec![named(None, "s-1"), named(Some("acme"), "s-2")],
         read_bytes_per_s: Some(1e9),
         compute_tokens_per_s: vec![ModelRate { model: "m".into(), tokens_per_s: 1024.4 }],
@@ -307,6 +321,12 @@ who  aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
     let page = says(Op::Residency, answer(), &["residency"]);
     assert!(page.starts_with(wanted), "{page}");
     let end = "
+m in RAM: none
+
+SSD, all models: nothing yet, of 1.0 MiB
+
+SSD, all models: none; `zllmctl status` says why
+
 use  kept, last used █ within a minute, ▓ an hour, ▒ a day, ░ before that;
      ^ pinned, @ in use by a job, . free
 who  a acme/s-2, b s-1, * several
