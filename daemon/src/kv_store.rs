@@ -48,6 +48,8 @@ pub(crate) struct KvStoreActor {
     copies: usize,
     next_ticket: u64,
     next_tick: Duration,
+    /// Blocks that the disk had no room for, as last told, and when that may be told again.
+    refused: (u64, Duration),
     pulses: Pulses,
     _alive: AliveGuard,
 }
@@ -65,6 +67,8 @@ struct Restore {
 
 /// How often sessions' times and long requests are looked at.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
+/// A disk that stays full is told of so often at most.
+const REFUSED_INTERVAL: Duration = Duration::from_secs(300);
 
 impl KvStoreActor {
     pub(crate) fn spawn(
@@ -78,6 +82,7 @@ impl KvStoreActor {
             let alive = pulses.guard(Organ::KvStore);
             let options = StoreOptions {
                 save: match settings.save {
+                    _ if settings.ssd.is_none() => zllm_state::SavePolicy::Never,
                     SavePolicy::Sessions => zllm_state::SavePolicy::Sessions,
                     SavePolicy::SecondUse => zllm_state::SavePolicy::SecondUse,
                     SavePolicy::All => zllm_state::SavePolicy::All,
@@ -101,6 +106,7 @@ impl KvStoreActor {
                 copies: 0,
                 next_ticket: 0,
                 next_tick: Duration::ZERO,
+                refused: (0, Duration::ZERO),
                 pulses,
                 _alive: alive,
             }
@@ -205,7 +211,7 @@ impl KvStoreActor {
                     usize::from(next_is_bad)
                 }
                 Err(message) => {
-                    tracing::warn!(restore.model, message, "blocks that were read do not fit the device");
+                    tracing::warn!(restore.model, reason = message, "blocks that were read do not fit the device");
                     count
                 }
             };
@@ -285,7 +291,7 @@ impl KvStoreActor {
             Ok(Ok((done, room))) => {
                 match &done {
                     Ok(()) => actor.disk.has_worked(),
-                    Err(message) => tracing::warn!(message, "not written to the KV database"),
+                    Err(message) => tracing::warn!(reason = message, "not written to the KV database"),
                 }
                 let budget = actor.disk.budget(&room);
                 actor.store.set_disk_budget(budget);
@@ -306,6 +312,21 @@ impl KvStoreActor {
         tracing::warn!(reason, "the KV database cannot be used now; going on from memory");
         let actions = self.store.disk_down(&reason, self.clock.unix_ms());
         self.carry_out(actions, ctx);
+    }
+
+    /// Says that the disk has no room, at most every [`REFUSED_INTERVAL`].
+    fn tell_refused(&mut self, now: Duration) {
+        let figures = self.store.figures();
+        let (told, next) = self.refused;
+        if figures.refused_blocks > told && now >= next {
+            self.refused = (figures.refused_blocks, now + REFUSED_INTERVAL);
+            tracing::warn!(
+                dir = %self.disk.dir().display(),
+                blocks = figures.refused_blocks - told,
+                room_bytes = figures.stored_budget_bytes,
+                "no room on disk for KV blocks; they are computed again when they are wanted"
+            );
+        }
     }
 
     /// Opens the database, unless it is off or open.
@@ -335,6 +356,7 @@ impl Actor for KvStoreActor {
             actor.next_tick = now + HOUSEKEEPING;
             let actions = actor.store.tick(actor.clock.unix_ms());
             actor.carry_out(actions, ctx);
+            actor.tell_refused(now);
             if actor.disk.is_due(now) {
                 let opening = actor.open_disk();
                 ctx.spawn(opening);

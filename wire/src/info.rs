@@ -155,7 +155,7 @@ pub struct SessionInfo {
     pub pinned: bool,
     /// How long after its last use it is forgotten, unless it is pinned; `None`: as the configuration says.
     pub ttl_ms: Option<u64>,
-    /// Whether its latest state is on the SSD, to be found after a restart.
+    /// Whether its latest state and all its blocks are on the SSD, to be found after a restart.
     pub saved: bool,
     /// Requests that it had.
     pub turns: u64,

@@ -202,7 +202,7 @@ pub enum CacheOutcome {
         /// The text that was asked from there on.
         asked: String,
     },
-    /// The longest kept timeline that the prompt begins with ends there.
+    /// So much of it is kept, and nothing that is kept goes on like it.
     Ended {
         /// Its tokens.
         kept_tokens: u64,

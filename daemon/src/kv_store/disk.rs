@@ -50,6 +50,8 @@ pub(super) struct Disk {
     /// How long to wait after the next failure.
     patience: Duration,
     file_bytes: u64,
+    /// What the file may grow to before its file system has nothing left for others.
+    growth_limit_bytes: u64,
 }
 
 enum State {
@@ -70,7 +72,14 @@ impl Disk {
             None => State::Off,
             Some(_) => State::Down { reason: "not opened yet".to_owned(), retry_at: Uptime::ZERO },
         };
-        Self { settings, state, opening: 0, patience: *PATIENCE.start(), file_bytes: 0 }
+        Self {
+            settings,
+            state,
+            opening: 0,
+            patience: *PATIENCE.start(),
+            file_bytes: 0,
+            growth_limit_bytes: u64::MAX,
+        }
     }
 
     /// Whether it is time to try it again.
@@ -165,7 +174,14 @@ impl Disk {
     pub(super) fn budget(&mut self, room: &Room) -> u64 {
         self.file_bytes = room.file_bytes;
         let free = room.free_bytes.unwrap_or(u64::MAX);
-        room.usable_bytes.min(room.file_bytes.saturating_add(free.saturating_sub(RESERVE_BYTES)))
+        self.growth_limit_bytes = room.file_bytes.saturating_add(free.saturating_sub(RESERVE_BYTES));
+        room.usable_bytes.min(self.growth_limit_bytes)
+    }
+
+    /// Bytes that the file may take: its budget, or less on a file system that is nearly full. As of the last transaction.
+    pub(super) fn limit_bytes(&self) -> u64 {
+        let budget = self.settings.as_ref().map_or(0, |settings| settings.budget_bytes);
+        budget.min(self.growth_limit_bytes)
     }
 
     /// Why it is not open; `None` when it is, or is meant to be off.

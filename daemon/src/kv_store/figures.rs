@@ -50,7 +50,7 @@ pub(crate) struct SsdFigures {
     pub(crate) state: SsdState,
     /// Where its file is.
     pub(crate) dir: Option<PathBuf>,
-    /// What the file may take.
+    /// What the file may take: the configured budget, or less where the file system has less.
     pub(crate) budget_bytes: u64,
     /// What it takes on disk.
     pub(crate) file_bytes: u64,
@@ -98,7 +98,7 @@ impl KvSnapshot {
         figures: StoreFigures,
         ssd: Option<&SsdSettings>,
         trouble: Option<&str>,
-        file_bytes: u64,
+        (file_bytes, limit_bytes): (u64, u64),
     ) -> Self {
         let tier = |tier: zllm_state::TierFigures| TierFigures {
             used: tier.used,
@@ -122,7 +122,7 @@ impl KvSnapshot {
             ssd: SsdFigures {
                 state,
                 dir: ssd.map(|ssd| ssd.dir.clone()),
-                budget_bytes: ssd.map_or(0, |ssd| ssd.budget_bytes),
+                budget_bytes: limit_bytes,
                 file_bytes,
                 stored_blocks: figures.stored_blocks,
                 stored_bytes: figures.stored_bytes,

@@ -244,6 +244,9 @@ impl Handler<SaveAll> for KvStoreActor {
     type Result = ResponseFuture<()>;
 
     fn handle(&mut self, SaveAll { deadline }: SaveAll, ctx: &mut Self::Context) -> Self::Result {
+        if self.disk.settings().is_none() {
+            return Box::pin(std::future::ready(()));
+        }
         let unsaved_bytes = self.store.figures().unsaved_bytes;
         let saved = self.save_everything(ctx);
         let time = deadline.saturating_sub(self.clock.now());
@@ -289,7 +292,7 @@ impl Handler<Fork> for KvStoreActor {
     fn handle(&mut self, Fork { from, to, tokens }: Fork, ctx: &mut Self::Context) -> Self::Result {
         let actions = self.store.fork(&from, &to, tokens, self.clock.unix_ms())?;
         self.carry_out(actions, ctx);
-        self.store.session_view(&to).ok_or(SessionError::NotFound { id: to.id })
+        self.store.session_view(&to).ok_or(SessionError::NotFound { id: to.to_string() })
     }
 }
 
@@ -318,7 +321,7 @@ impl Handler<Save> for KvStoreActor {
 
     fn handle(&mut self, Save(session): Save, ctx: &mut Self::Context) -> Self::Result {
         if let Some(name) = session.as_ref().filter(|name| self.store.session(name).is_none()) {
-            let missing = SessionError::NotFound { id: name.id.clone() };
+            let missing = SessionError::NotFound { id: name.to_string() };
             return Box::pin(std::future::ready(Err(missing)));
         }
         let (heard, saved) = oneshot::channel();
@@ -397,6 +400,7 @@ impl Handler<Snapshot> for KvStoreActor {
 
     fn handle(&mut self, _: Snapshot, _: &mut Self::Context) -> Self::Result {
         let (ssd, trouble) = (self.disk.settings(), self.disk.trouble());
-        MessageResult(KvSnapshot::new(self.store.figures(), ssd, trouble, self.disk.file_bytes()))
+        let file = (self.disk.file_bytes(), self.disk.limit_bytes());
+        MessageResult(KvSnapshot::new(self.store.figures(), ssd, trouble, file))
     }
 }

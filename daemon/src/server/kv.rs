@@ -7,7 +7,7 @@ use crate::kv_store::{self, KvSnapshot, TierFigures};
 use crate::limits::CHECK_LINES;
 use crate::scheduler::core::{CacheReport, token_tiers};
 use crate::scheduler::{JobsOf, StoryOf};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use zllm_state::{ByTier, RunState, SaveOutcome, SessionError, SessionName, SessionView};
 use zllm_wire::limits::{MAX_LIST_ROWS, MAX_TIER_RUNS};
 use zllm_wire::{
@@ -67,22 +67,28 @@ pub(super) fn session_fault(error: SessionError) -> Fault {
 }
 
 impl Services {
-    /// All sessions, latest first, and at most as many as a listing has.
-    pub(super) async fn session_rows(
-        &self,
-        is_active: impl Fn(&SessionRef) -> bool,
-    ) -> Result<Vec<SessionInfo>, Fault> {
+    /// All sessions, those in their first turn before the others, latest first, and at most as many as a listing has.
+    pub(super) async fn session_rows(&self, jobs: &[JobInfo]) -> Result<Vec<SessionInfo>, Fault> {
+        let session_of =
+            |job: &JobInfo| Some(SessionRef { tenant: job.tenant.clone(), id: job.session.clone()? });
+        let live = jobs.iter().filter(|job| is_live(job));
+        let mut active: HashMap<SessionRef, &JobInfo> =
+            live.filter_map(|job| Some((session_of(job)?, job))).collect();
         let mut rows = self.kv.send(kv_store::Sessions).await.map_err(gone)?;
         rows.sort_by(|(a, of_a), (b, of_b)| {
             of_b.session.last_use_ms.cmp(&of_a.session.last_use_ms).then_with(|| a.cmp(b))
         });
-        rows.truncate(MAX_LIST_ROWS);
         let row = |(name, view): (SessionName, SessionView)| {
             let session = ref_of(&name)?;
-            let state = if is_active(&session) { SessionState::Active } else { SessionState::Idle };
+            let is_active = active.remove(&session).is_some();
+            let state = if is_active { SessionState::Active } else { SessionState::Idle };
             Some(self.session_info(session, &view, state))
         };
-        Ok(rows.into_iter().filter_map(row).collect())
+        let rows: Vec<SessionInfo> = rows.into_iter().filter_map(row).collect();
+        let mut first_turns: Vec<SessionInfo> =
+            active.iter().map(|(session, job)| first_turn_info(session, job)).collect();
+        first_turns.sort_by(|a, b| (a.idle_ms, &a.tenant, &a.id).cmp(&(b.idle_ms, &b.tenant, &b.id)));
+        Ok(first_turns.into_iter().chain(rows).take(MAX_LIST_ROWS).collect())
     }
 
     pub(super) async fn show_session(&self, session: SessionRef) -> Result<Answer, Unanswered> {
@@ -235,7 +241,9 @@ impl Services {
             idle_ms: self.clock.unix_ms().saturating_sub(session.last_use_ms),
             pinned: session.pinned,
             ttl_ms: session.ttl_ms,
-            saved: session.saved_generation == Some(session.generation),
+            // Its blocks, too: they may have been evicted since, or have found no room.
+            saved: session.saved_generation == Some(session.generation)
+                && view.blocks.ssd == session.keys.len() as u64,
             turns: session.turns,
             hit_tokens: session.hit_tokens,
         }
@@ -297,20 +305,7 @@ pub(super) fn is_live(job: &JobInfo) -> bool {
 fn first_turn(session: &SessionRef, jobs: &[JobInfo]) -> Option<SessionDetail> {
     let job = jobs.iter().find(|job| is_live(job))?;
     Some(SessionDetail {
-        info: SessionInfo {
-            id: session.id.clone(),
-            tenant: session.tenant.clone(),
-            model: job.model.clone(),
-            state: SessionState::Active,
-            tokens: job.prompt_tokens + job.generated_tokens,
-            bytes: job.bytes,
-            idle_ms: job.idle_ms,
-            pinned: false,
-            ttl_ms: None,
-            saved: false,
-            turns: 0,
-            hit_tokens: job.cached_tokens,
-        },
+        info: first_turn_info(session, job),
         blocks: TierBlocks::default(),
         shared_blocks: 0,
         shared_with: Vec::new(),
@@ -321,6 +316,23 @@ fn first_turn(session: &SessionRef, jobs: &[JobInfo]) -> Option<SessionDetail> {
         hits: 0,
         jobs: jobs.iter().rev().cloned().collect(),
     })
+}
+
+fn first_turn_info(session: &SessionRef, job: &JobInfo) -> SessionInfo {
+    SessionInfo {
+        id: session.id.clone(),
+        tenant: session.tenant.clone(),
+        model: job.model.clone(),
+        state: SessionState::Active,
+        tokens: job.prompt_tokens + job.generated_tokens,
+        bytes: job.bytes,
+        idle_ms: job.idle_ms,
+        pinned: false,
+        ttl_ms: None,
+        saved: false,
+        turns: 0,
+        hit_tokens: job.cached_tokens,
+    }
 }
 
 /// Sessions that a map may name, and their places in that list.

@@ -3,7 +3,7 @@
 //! Invariant: `status`, `list`, `show` and `models` are answered from the actors' memory; none of them waits for the device's thread.
 
 use super::connection::{Gone, Replies};
-use super::kv::{is_live, kv_status};
+use super::kv::kv_status;
 use super::submit;
 use crate::catalog::{self, Catalog};
 use crate::clock::Clock;
@@ -20,13 +20,12 @@ use crate::scheduler::{
 use crate::stop::{StopHandle, StopReason};
 use actix::Addr;
 use actix::dev::ToEnvelope;
-use std::collections::HashSet;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 use zllm_wire::limits::MAX_LIST_ROWS;
 use zllm_wire::{
-    Answer, BlockUsage, DeviceInfo, ErrorCode, Fault, JobInfo, ModelInfo, ModelState, Op, SessionRef,
-    ShowTarget, Status, Tier, TokenIds,
+    Answer, BlockUsage, DeviceInfo, ErrorCode, Fault, ModelInfo, ModelState, Op, ShowTarget, Status, Tier,
+    TokenIds,
 };
 
 /// Everything that requests need.
@@ -243,11 +242,7 @@ impl Services {
 
     async fn list(&self) -> Result<Answer, Unanswered> {
         let jobs = self.ask_scheduler(JobsOf { session: None, limit: MAX_LIST_ROWS }).await?;
-        let session_of =
-            |job: &JobInfo| Some(SessionRef { tenant: job.tenant.clone(), id: job.session.clone()? });
-        let active: HashSet<SessionRef> =
-            jobs.iter().filter(|job| is_live(job)).filter_map(session_of).collect();
-        let sessions = self.session_rows(|session| active.contains(session)).await?;
+        let sessions = self.session_rows(&jobs).await?;
         Ok(Answer::Listing { sessions, jobs })
     }
 
