@@ -90,10 +90,19 @@ pub(crate) async fn run(
 
     let (listener, _socket_guard) = bound.socket.into_parts();
     let listener = tokio::net::UnixListener::from_std(listener).context("the listening socket")?;
-    let serving = server::serve(listener, bound.policy, config.connections, services.clone(), seen_life);
-    let serving = actix::spawn(serving);
     let _metrics_guard = serve_pages(&services, &ready, bound.metrics_tcp, bound.metrics_unix)?;
     actix::spawn(notify::feed_watchdog(pulses.clone()));
+    // Clients that come before it wait: the first request finds what was kept, the first listing the sessions.
+    tokio::select! {
+        () = open_kv(&services) => {}
+        _ = stops.next() => {
+            pulses.end_on_purpose();
+            return Ok(Ended::Orderly);
+        }
+        died = deaths.recv() => return Err(death(died)),
+    }
+    let serving = server::serve(listener, bound.policy, config.connections, services.clone(), seen_life);
+    let serving = actix::spawn(serving);
 
     let reason = tokio::select! {
         reason = stops.next() => reason,
@@ -157,13 +166,16 @@ fn start_actors(
     })
 }
 
-/// Loads the start-up models and reports ready; then waits for ever. Returns only with a failure.
-async fn start_up(config: &Config, services: &Services, ready: &AtomicBool) -> anyhow::Error {
-    // A disk that does not answer must not keep the daemon from its work; it is taken in when it does.
+/// Opens the KV database. A disk that does not answer must not keep the daemon from its work; it is taken in when it does.
+async fn open_kv(services: &Services) {
     let opening = services.kv.send(OpenDisk);
     if tokio::time::timeout(OPEN_TIMEOUT, opening).await.is_err() {
         tracing::warn!("the KV database is still being opened; starting without it");
     }
+}
+
+/// Loads the start-up models and reports ready; then waits for ever. Returns only with a failure.
+async fn start_up(config: &Config, services: &Services, ready: &AtomicBool) -> anyhow::Error {
     for name in config.startup_models() {
         notify::status(&format!("loading {name}"));
         if let Err(error) = load(name, services).await {

@@ -211,7 +211,11 @@ impl KvStoreActor {
                     usize::from(next_is_bad)
                 }
                 Err(message) => {
-                    tracing::warn!(restore.model, reason = message, "blocks that were read do not fit the device");
+                    tracing::warn!(
+                        restore.model,
+                        reason = message,
+                        "blocks that were read do not fit the device"
+                    );
                     count
                 }
             };

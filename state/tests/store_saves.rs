@@ -1,8 +1,8 @@
 //! When a save is answered, and with what: not before the blocks are on disk, wherever they were before.
 
 use zllm_state::{
-    Action, ArenaBudget, DiskContents, EvictTarget, Fingerprint, KvStore, LeaseRequest, SaveOutcome, SavePolicy,
-    SessionName, SessionUse, StoreOptions, Tier, disk_bytes,
+    Action, ArenaBudget, DiskContents, EvictTarget, Fingerprint, KvStore, LeaseRequest, SaveOutcome,
+    SavePolicy, SessionName, SessionUse, StoreOptions, Tier, disk_bytes,
 };
 
 const BLOCK_BYTES: u64 = 250_000;
