@@ -12,7 +12,7 @@ use crate::key::{BLOCK_TOKENS, BlockKey};
 /// Where a prompt leaves what is kept: the place, and the tokens round it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NearMiss {
-    /// Leading tokens that agree; more than [`NEAR_MISS_TOKENS`].
+    /// Leading tokens that agree; more than 256.
     pub shared: usize,
     /// The last of those, at most 8.
     pub before: Vec<u32>,

@@ -87,7 +87,7 @@ pub struct MapRun {
     pub blocks: u64,
     /// What they are.
     pub state: RunState,
-    /// Sessions that have them, at most [`RUN_SESSIONS`]; by number in the list that comes with the map.
+    /// Sessions that have them, at most 4; by number in the list that comes with the map.
     pub sessions: Vec<u32>,
     /// Since the last use of the latest of them.
     pub age_ms: u64,
