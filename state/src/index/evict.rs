@@ -89,6 +89,11 @@ impl Index {
         std::mem::take(&mut self.deletes).into_iter().collect()
     }
 
+    /// How many keys the next call gives.
+    pub fn waiting_deletes(&self) -> usize {
+        self.deletes.len()
+    }
+
     /// Evicts what these keys name, from one tier or from all, and counts what went from where. A key stands after its
     /// parent's. Nothing that is leased, pinned, held or above such a block goes. From the device blocks go to RAM, or
     /// nowhere if there is no room that can be made.

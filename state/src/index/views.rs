@@ -132,6 +132,11 @@ impl Index {
         self.evicted
     }
 
+    /// What the largest kind of block takes on SSD, of all that were ever there.
+    pub fn largest_copy_bytes(&self) -> u64 {
+        self.sizes.iter().copied().max().unwrap_or(0)
+    }
+
     /// Copies on SSD.
     pub fn stored_blocks(&self) -> u64 {
         self.stored_blocks

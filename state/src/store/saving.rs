@@ -377,8 +377,9 @@ impl KvStore {
             let keys: Vec<BlockKey> = writes.blocks.iter().map(|block| block.key).collect();
             let model = self.model_of(writes.arena).expect("what is in an arena has a model").to_owned();
             let (count, sizes) = (keys.len() as u64, self.model(&model).budget);
-            if self.index.stored_bytes() + sizes.stored_bytes * count <= budget {
-                let delete = self.take_deletes();
+            let taken = self.index.stored_bytes() + sizes.stored_bytes * count;
+            if taken <= budget {
+                let delete = self.deletes_beside(taken, budget);
                 let id = self.start_write(Writing::Blocks(keys, sizes.block_bytes * count));
                 self.actions.push(Action::Write { id, model, blocks: writes.blocks, delete });
                 return true;
@@ -395,6 +396,20 @@ impl KvStore {
         self.index.evict(keys.iter(), Some(Tier::Ssd));
         self.index.writes_copied(keys);
         self.index.writes_done(keys, false);
+    }
+
+    /// What is deleted beside blocks that are written. While manifests wait nothing is, if there is room: the blocks of an
+    /// old generation stay until the new manifest is there, and those of a session that goes until its manifest is gone.
+    fn deletes_beside(&mut self, taken: u64, budget: u64) -> Vec<BlockKey> {
+        let manifests_wait = !self.saving.dirty.is_empty() || !self.saving.gone.is_empty();
+        let largest = self.models.values().map(|model| model.budget.stored_bytes).max().unwrap_or(0);
+        let waiting = (self.index.waiting_deletes() + self.saving.strays.len()) as u64;
+        // A block of a model that is not loaded may be larger; then the largest one stands for it eight times.
+        if manifests_wait && taken + 8 * waiting * largest <= budget {
+            Vec::new()
+        } else {
+            self.take_deletes()
+        }
     }
 
     fn take_deletes(&mut self) -> Vec<BlockKey> {
