@@ -35,10 +35,18 @@ fn carry_out(store: &mut KvStore, mut actions: Vec<Action>) -> Vec<SaveOutcome> 
 
 /// A store with a session of two blocks, which is on disk.
 fn saved_session() -> KvStore {
+    let (mut store, actions) = ended_session(4 << 20);
+    carry_out(&mut store, actions);
+    assert_eq!(store.session_view(&name()).map(|view| view.blocks.ssd), Some(2));
+    store
+}
+
+/// A store whose session of two blocks has just ended, and what it asks for then.
+fn ended_session(write_batch_bytes: u64) -> (KvStore, Vec<Action>) {
     let mut store = KvStore::new(StoreOptions {
         save: SavePolicy::Sessions,
         disk_budget_bytes: 100 << 20,
-        write_batch_bytes: 4 << 20,
+        write_batch_bytes,
         unsaved_budget_bytes: 64 << 20,
         max_sessions: 8,
         max_session_tokens: 1000,
@@ -66,9 +74,7 @@ fn saved_session() -> KvStore {
     let tail = tokens[64..].to_vec();
     let session = SessionUse { name: name(), tokens, hit_tokens: 0, sampled: 1 };
     let actions = store.release(lease, &tail, Some(session), NOW_MS);
-    carry_out(&mut store, actions);
-    assert_eq!(store.session_view(&name()).map(|view| view.blocks.ssd), Some(2));
-    store
+    (store, actions)
 }
 
 #[test]
@@ -82,4 +88,20 @@ fn what_was_evicted_from_disk_is_there_again_before_a_save_is_answered() {
     let outcomes = carry_out(&mut store, actions);
     let bytes = 2 * disk_bytes(BLOCK_BYTES);
     assert_eq!(outcomes, [SaveOutcome::Done { sessions: 1, blocks: 2, bytes }]);
+}
+
+#[test]
+fn what_is_evicted_while_its_tail_is_being_written_goes_too() {
+    let (mut store, actions) = ended_session(1);
+    let [Action::Write { id, blocks, .. }] = &actions[..] else { panic!("{actions:?}") };
+    assert_eq!(blocks.len(), 1, "the tail waits for the second write");
+    assert!(store.fetched(*id));
+    let actions = store.written(*id, true);
+    let [Action::Write { id, .. }] = &actions[..] else { panic!("{actions:?}") };
+    assert!(store.fetched(*id));
+    let (_, more) = store.evict(&EvictTarget::All, None, NOW_MS).expect("something is there");
+    assert!(more.is_empty(), "one write at a time");
+    let actions = store.written(*id, true);
+    carry_out(&mut store, actions);
+    assert_eq!(store.figures().stored_blocks, 0);
 }

@@ -104,6 +104,9 @@ pub(super) struct Saving {
     /// Sessions whose manifests are to go.
     gone: BTreeSet<SessionName>,
     waiting: Vec<SaveWait>,
+    /// What was evicted from disk while blocks that hang on it were on their way there, parents first: it goes when they
+    /// have come.
+    evicted: Vec<BlockKey>,
     /// Blocks on disk that are of no use: damaged, or hanging on nothing.
     strays: Vec<BlockKey>,
     /// Blocks that were written.
@@ -162,6 +165,7 @@ impl KvStore {
             None => {}
         }
         self.index.forget_stored();
+        self.saving.evicted.clear();
         self.saving.dirty.clear();
         self.saving.strays.clear();
         let names: Vec<SessionName> = self.sessions.iter().map(|(name, _)| name.clone()).collect();
@@ -211,6 +215,10 @@ impl KvStore {
             }
             Some(Writing::Sessions { put, .. }) => self.refuse_saves(&put),
             None => {}
+        }
+        if self.saving.in_flight.is_none() {
+            let evicted = std::mem::take(&mut self.saving.evicted);
+            self.index.evict(evicted.iter(), Some(Tier::Ssd));
         }
         self.done()
     }
@@ -280,6 +288,15 @@ impl KvStore {
         }
         if self.sessions.get(name).is_some_and(|session| session.pinned) {
             self.pin_all();
+        }
+    }
+
+    /// Blocks that were to leave the disk and had to stay for what is on its way there, parents first.
+    pub(super) fn evict_again(&mut self, keys: impl Iterator<Item = BlockKey>) {
+        if self.saving.in_flight.is_some() {
+            let stayed = |key: &BlockKey| self.index.view(key).is_some_and(|view| view.stored);
+            let stayed: Vec<BlockKey> = keys.filter(stayed).collect();
+            self.saving.evicted.extend(stayed);
         }
     }
 

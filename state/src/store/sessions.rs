@@ -284,6 +284,9 @@ impl KvStore {
         };
         let bytes_before = bytes(self);
         let blocks = self.index.evict(keys.iter().filter(|key| own.contains(*key)), tier);
+        if matches!(tier, None | Some(Tier::Ssd)) {
+            self.evict_again(keys.iter().filter(|key| own.contains(*key)).copied());
+        }
         let has_lost =
             |(name, before): &(&SessionName, ByTier)| tier.is_none() || self.copies_of(name) != *before;
         let sessions = names.iter().zip(before).filter(has_lost).count() as u64;
@@ -304,6 +307,11 @@ impl KvStore {
         };
         let bytes_before = bytes(self);
         let blocks = self.index.evict_all(tier);
+        if matches!(tier, None | Some(Tier::Ssd)) {
+            let keys: Vec<BlockKey> =
+                self.sessions.iter().flat_map(|(_, session)| &session.keys).copied().collect();
+            self.evict_again(keys.into_iter());
+        }
         let has_lost = |(name, before): &(&SessionName, ByTier)| self.copies_of(name) != *before;
         let sessions = names.iter().zip(before).filter(has_lost).count() as u64;
         Evicted { sessions, blocks, bytes: bytes_before - bytes(self) }
