@@ -8,7 +8,7 @@ use crate::limits::CHECK_LINES;
 use crate::scheduler::core::{CacheReport, token_tiers};
 use crate::scheduler::{JobsOf, StoryOf};
 use std::collections::{BTreeMap, HashMap};
-use zllm_state::{ByTier, RunState, SaveOutcome, SessionError, SessionName, SessionView};
+use zllm_state::{BLOCK_TOKENS, ByTier, RunState, SaveOutcome, SessionError, SessionName, SessionView};
 use zllm_wire::limits::{MAX_LIST_ROWS, MAX_TIER_RUNS};
 use zllm_wire::{
     Answer, BlockRun, BlockState, CacheOutcome, CacheStory, CheckReport, ErrorCode, EvictTarget, Fault,
@@ -241,9 +241,10 @@ impl Services {
             idle_ms: self.clock.unix_ms().saturating_sub(session.last_use_ms),
             pinned: session.pinned,
             ttl_ms: session.ttl_ms,
-            // Its blocks, too: they may have been evicted since, or have found no room.
+            // Its full blocks, too: they may have been evicted since, or have found no room. A tail may have been taken over
+            // by a longer block.
             saved: session.saved_generation == Some(session.generation)
-                && view.blocks.ssd == session.keys.len() as u64,
+                && view.blocks.ssd >= (session.tokens.len() / BLOCK_TOKENS) as u64,
             turns: session.turns,
             hit_tokens: session.hit_tokens,
         }
