@@ -21,8 +21,6 @@ pub(crate) const DEFAULT_KV_BUDGET_BYTES: u64 = 512 << 20;
 pub(crate) const DEFAULT_RAM_BUDGET_BYTES: u64 = 512 << 20;
 /// What the tier on SSD may take.
 pub(crate) const DEFAULT_SSD_BUDGET_BYTES: u64 = 8 << 30;
-/// Below this the database's own pages leave no room for blocks.
-pub(crate) const MIN_SSD_BUDGET_BYTES: u64 = 16 << 20;
 /// Bytes that wait to be written to SSD at most: what a crash may lose.
 pub(crate) const DEFAULT_UNSAVED_BUDGET_BYTES: u64 = 256 << 20;
 /// How long a session that nobody uses is kept.

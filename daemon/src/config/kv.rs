@@ -113,7 +113,7 @@ fn ssd(dir: Option<PathBuf>, budget: Option<Budget>) -> anyhow::Result<Option<Ss
     if budget_bytes == 0 {
         return Ok(None);
     }
-    let least = limits::MIN_SSD_BUDGET_BYTES;
+    let least = zllm_state::SMALLEST_BUDGET_BYTES;
     anyhow::ensure!(
         budget_bytes >= least,
         "kv.ssd_budget is {budget_bytes} bytes; at least {least} works, or \"off\""
