@@ -5,6 +5,8 @@ use std::path::Path;
 
 use zllm_state::{KvDisk, SMALLEST_BUDGET_BYTES};
 
+#[path = "../tests/common/random.rs"]
+mod random;
 #[path = "../tests/disk/samples.rs"]
 #[expect(dead_code, reason = "the tests use more of it")]
 mod samples;

@@ -21,14 +21,13 @@ use std::sync::{OnceLock, PoisonError, RwLock};
 use redb::{Database, ReadTransaction, ReadableDatabase, WriteTransaction};
 
 use crate::BlockKey;
+use crate::database::{self, Fault, Place, PlaceError, attempt};
 
+mod aside;
 mod check;
-mod fault;
 mod fit;
 mod open;
-mod place;
 mod record;
-mod sealed;
 mod space;
 mod tables;
 
@@ -37,8 +36,6 @@ pub use open::Contents;
 pub use record::{Manifest, StoredBlock};
 pub use space::{SMALLEST_BUDGET_BYTES, disk_bytes, free_bytes, session_bytes, smallest_budget, usable};
 
-use fault::{Fault, attempt};
-use place::Place;
 use tables::{BlockTables, SESSIONS};
 
 /// The store on disk.
@@ -297,8 +294,7 @@ impl KvDisk {
         self.run(doing, |database| call(&database.begin_read()?))
     }
 
-    /// Runs one synced transaction. The allocator's state is saved with it, so that opening after a crash takes no time
-    /// in proportion to the file.
+    /// Runs one synced transaction.
     fn run_transaction<T>(
         &self,
         doing: &'static str,
@@ -306,13 +302,7 @@ impl KvDisk {
     ) -> Result<T, DiskError> {
         // Waits for the readers that began before, and keeps nobody from beginning after.
         drop(self.readers.write().unwrap_or_else(PoisonError::into_inner));
-        let done = self.run(doing, |database| {
-            let mut tx = database.begin_write()?;
-            tx.set_quick_repair(true);
-            let done = call(&tx)?;
-            tx.commit()?;
-            Ok(done)
-        })?;
+        let done = self.run(doing, |database| database::transaction(database, call))?;
         self.place.still_there().map_err(|error| self.fail(Fault::Io(error), doing))?;
         Ok(done)
     }
@@ -363,6 +353,12 @@ impl fmt::Debug for KvDisk {
     }
 }
 
+impl From<PlaceError> for DiskError {
+    fn from(error: PlaceError) -> Self {
+        Self::Io { path: error.path, doing: error.doing, source: error.source }
+    }
+}
+
 impl DiskError {
     /// Whether every later call fails too, until the store is opened again.
     pub fn is_fatal(&self) -> bool {
@@ -376,7 +372,9 @@ impl DiskError {
             Fault::InUse => Self::InUse { path },
             Fault::Io(source) => Self::Io { path, doing, source },
             Fault::Failed => Self::Failed { path, why: format!("could not {doing}") },
-            Fault::Unusable(why) => Self::Unusable { outcome: place.set_aside(budget_bytes), path, why },
+            Fault::Unusable(why) => {
+                Self::Unusable { outcome: aside::set_aside(place, budget_bytes), path, why }
+            }
         }
     }
 }

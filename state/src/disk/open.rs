@@ -1,27 +1,23 @@
 //! Opening: what is on disk becomes the store's contents, and what cannot be used goes out of its way.
 
 use std::collections::HashMap;
-use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{OnceLock, RwLock};
 
-use redb::backends::FileBackend;
-use redb::{Builder, Database, ReadTransaction, ReadableDatabase, ReadableTable, StorageBackend};
+use redb::{ReadTransaction, ReadableDatabase, ReadableTable, StorageBackend, WriteTransaction};
 
-use super::fault::{Fault, attempt};
-use super::place::{self, Place};
+use super::aside;
 use super::record::{self, Manifest, StoredBlock};
-use super::sealed::Sealed;
 use super::tables::{BLOCKS, BlockTables, CHUNKS, FORMAT, META, META_FORMAT, SESSIONS};
 use super::{DiskError, KvDisk, SMALLEST_BUDGET_BYTES};
 use crate::BlockKey;
+use crate::database::{self, Fault, Place, attempt};
 
 /// The system's own cache holds the file; the database's needs to hold the pages of a transaction.
 const CACHE_BYTES: usize = 32 << 20;
 
-/// A database has a page at least.
-const SHORTEST_BYTES: u64 = 4096;
+const FILE: &str = "kv.redb";
 
 /// What was on disk.
 #[derive(Debug, Default)]
@@ -46,13 +42,10 @@ impl KvDisk {
     /// not be written, a full disk.
     pub fn open(dir: &Path, budget_bytes: u64) -> Result<(Self, Contents), DiskError> {
         check_budget(budget_bytes)?;
-        let place = Place::folder(dir)?;
-        place.drop_large_set_aside(budget_bytes);
-        let file = place.file();
-        let exists =
-            file.try_exists().map_err(|source| place::io_error(&file, "look for the database", source))?;
+        let place = Place::folder(dir, FILE)?;
+        aside::drop_large_set_aside(&place, budget_bytes);
         let mut notes = Vec::new();
-        if exists {
+        if place.exists()? {
             match Self::open_existing(&place, budget_bytes) {
                 Err(error @ DiskError::Unusable { .. }) => {
                     notes.push(format!("{error}; the store starts empty"))
@@ -64,7 +57,9 @@ impl KvDisk {
                 }
             }
         }
-        let database = make_file(&place, budget_bytes)?;
+        let made = database::make(&place, CACHE_BYTES, create_tables)?;
+        let database =
+            made.map_err(|fault| DiskError::new(fault, "make the database", &place, budget_bytes))?;
         let (disk, contents) = Self::start(database, place, budget_bytes)?;
         Ok((disk, Contents { notes, ..contents }))
     }
@@ -79,11 +74,11 @@ impl KvDisk {
         budget_bytes: u64,
     ) -> Result<(Self, Contents), DiskError> {
         check_budget(budget_bytes)?;
-        let place = Place::nowhere();
+        let place = Place::nowhere(FILE);
         let database = attempt(|| {
-            let database = builder().create_with_backend(Sealed(backend))?;
+            let database = database::open_sealed(backend, CACHE_BYTES)?;
             if database.begin_read()?.list_tables()?.next().is_none() {
-                create_tables(&database)?;
+                database::transaction(&database, create_tables)?;
             }
             Ok(database)
         });
@@ -92,23 +87,19 @@ impl KvDisk {
     }
 
     fn open_existing(place: &Place, budget_bytes: u64) -> Result<(Self, Contents), DiskError> {
-        let path = place.file();
-        let file = place::open_file(&path, false)?;
-        let length = file.metadata().map_err(|source| place::io_error(&path, "look at", source))?.len();
-        // The database would take such a file for a new one, and write over what somebody put there.
-        if length < SHORTEST_BYTES {
-            let fault = Fault::Unusable(format!("it is no database: {length} bytes"));
-            return Err(DiskError::new(fault, "open", place, budget_bytes));
-        }
-        let database = attempt(|| Ok(builder().create_with_backend(Sealed(FileBackend::new(file)?))?));
+        let database = database::open(place, CACHE_BYTES)?;
         let database = database.map_err(|fault| DiskError::new(fault, "open", place, budget_bytes))?;
         Self::start(database, place.clone(), budget_bytes)
     }
 
-    fn start(database: Database, place: Place, budget_bytes: u64) -> Result<(Self, Contents), DiskError> {
+    fn start(
+        database: redb::Database,
+        place: Place,
+        budget_bytes: u64,
+    ) -> Result<(Self, Contents), DiskError> {
         let disk = Self {
             database: Some(database),
-            budget_bytes: budget_bytes.saturating_sub(place.set_aside_bytes()),
+            budget_bytes: budget_bytes.saturating_sub(aside::set_aside_bytes(&place)),
             place,
             next_number: AtomicU64::new(0),
             readers: RwLock::new(()),
@@ -202,41 +193,11 @@ impl Found {
     }
 }
 
-fn builder() -> Builder {
-    let mut builder = Builder::new();
-    builder.set_cache_size(CACHE_BYTES);
-    builder
-}
-
-/// A new database in its place.
-fn make_file(place: &Place, budget_bytes: u64) -> Result<Database, DiskError> {
-    let path = place.unfinished();
-    let attempt_once = || {
-        let file = place::open_file(&path, true)?;
-        Ok(attempt(|| {
-            let database = builder().create_with_backend(Sealed(FileBackend::new(file)?))?;
-            create_tables(&database)?;
-            Ok(database)
-        }))
-    };
-    let mut made = attempt_once()?;
-    if let Err(Fault::Unusable(_)) = made {
-        // What an earlier try left behind.
-        fs::remove_file(&path).map_err(|source| place::io_error(&path, "remove", source))?;
-        made = attempt_once()?;
-    }
-    let database = made.map_err(|fault| DiskError::new(fault, "make the database", place, budget_bytes))?;
-    place.finish()?;
-    Ok(database)
-}
-
-fn create_tables(database: &Database) -> Result<(), redb::Error> {
-    let mut tx = database.begin_write()?;
-    tx.set_quick_repair(true);
+fn create_tables(tx: &WriteTransaction) -> Result<(), redb::Error> {
     tx.open_table(META)?.insert(META_FORMAT, FORMAT)?;
-    BlockTables::open(&tx)?;
+    BlockTables::open(tx)?;
     tx.open_table(SESSIONS)?;
-    Ok(tx.commit()?)
+    Ok(())
 }
 
 fn check_budget(budget_bytes: u64) -> Result<(), DiskError> {

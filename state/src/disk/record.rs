@@ -1,19 +1,12 @@
-//! The bytes of a stored record: a version, fields of fixed little-endian widths, and a checksum over all before it.
-//!
-//! Nothing read is trusted: a length is compared with the bytes that are there before anything of that length is made,
-//! a record must end where its fields end, and whatever does not hold makes the whole record unreadable. FORMATS.md has
-//! the layouts as tables.
+//! The records of blocks and sessions: what their fields are, and what must hold of them. FORMATS.md has the layouts as
+//! tables.
 
 use super::space;
+use crate::database::{CHECKSUM_BYTES, Checksum, Reader, Writer, half};
 use crate::{BLOCK_TOKENS, BlockKey};
 
 /// First byte of each record that this version writes.
 pub(super) const VERSION: u8 = 1;
-
-/// Bytes of a checksum: the first half of a blake3 hash. It is there to find damage, not to withstand an attacker who
-/// can write the file anyway.
-pub(super) const CHECKSUM_BYTES: usize = 16;
-pub(super) type Checksum = [u8; CHECKSUM_BYTES];
 
 /// What is known of a block on disk beside its bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,7 +90,7 @@ pub(super) fn encode_block(record: &BlockRecord) -> Vec<u8> {
     let block = &record.block;
     assert!((1..=BLOCK_TOKENS).contains(&block.tokens.len()), "a block holds 1 to {BLOCK_TOKENS} tokens");
     assert_eq!(record.checksums.len() as u64, space::chunks(block.bytes), "one checksum a chunk");
-    let mut out = Writer::new();
+    let mut out = Writer::new(VERSION);
     out.bytes(block.parent.as_bytes());
     out.u32(block.position);
     out.u64(record.number);
@@ -110,7 +103,7 @@ pub(super) fn encode_block(record: &BlockRecord) -> Vec<u8> {
 
 /// The record that these bytes are under this key, or what is wrong with them.
 pub(super) fn decode_block(key: [u8; 32], bytes: &[u8]) -> Result<BlockRecord, &'static str> {
-    let mut input = Reader::open(&key, bytes)?;
+    let mut input = Reader::open(VERSION, &key, bytes)?;
     let parent = BlockKey::from_bytes(input.array()?);
     let position = input.u32()?;
     let number = input.u64()?;
@@ -120,10 +113,11 @@ pub(super) fn decode_block(key: [u8; 32], bytes: &[u8]) -> Result<BlockRecord, &
     if !(1..=BLOCK_TOKENS).contains(&tokens.len()) {
         return Err("a number of tokens that no block has");
     }
-    if space::chunks(stored_bytes).checked_mul(CHECKSUM_BYTES as u64) != Some(input.rest.len() as u64) {
+    let checksums = input.rest();
+    if space::chunks(stored_bytes).checked_mul(CHECKSUM_BYTES as u64) != Some(checksums.len() as u64) {
         return Err("another number of checksums than its chunks need");
     }
-    let checksums = input.rest.as_chunks().0.to_vec();
+    let checksums = checksums.as_chunks().0.to_vec();
     let key = BlockKey::from_bytes(key);
     if parent.child(&tokens) != key {
         return Err("a key that is not the hash of its parent and tokens");
@@ -133,7 +127,7 @@ pub(super) fn decode_block(key: [u8; 32], bytes: &[u8]) -> Result<BlockRecord, &
 }
 
 pub(super) fn encode_manifest(manifest: &Manifest) -> Vec<u8> {
-    let mut out = Writer::new();
+    let mut out = Writer::new(VERSION);
     out.string(&manifest.tenant);
     out.string(&manifest.id);
     out.string(&manifest.model);
@@ -149,14 +143,13 @@ pub(super) fn encode_manifest(manifest: &Manifest) -> Vec<u8> {
     out.u64(manifest.created_ms);
     out.u64(manifest.last_use_ms);
     out.u8(manifest.pinned.into());
-    out.u8(manifest.ttl_ms.is_some().into());
-    out.u64(manifest.ttl_ms.unwrap_or(0));
+    out.option_u64(manifest.ttl_ms);
     out.seal(&session_key(&manifest.tenant, &manifest.id))
 }
 
 /// The manifest that these bytes are under this key, or what is wrong with them.
 pub(super) fn decode_manifest(key: [u8; 32], bytes: &[u8]) -> Result<Manifest, &'static str> {
-    let mut input = Reader::open(&key, bytes)?;
+    let mut input = Reader::open(VERSION, &key, bytes)?;
     let (tenant, id, model) = (input.string()?, input.string()?, input.string()?);
     let root = BlockKey::from_bytes(input.array()?);
     let tokens = input.u32s()?;
@@ -177,15 +170,9 @@ pub(super) fn decode_manifest(key: [u8; 32], bytes: &[u8]) -> Result<Manifest, &
         created_ms: input.u64()?,
         last_use_ms: input.u64()?,
         pinned: input.flag()?,
-        ttl_ms: match (input.flag()?, input.u64()?) {
-            (true, ms) => Some(ms),
-            (false, 0) => None,
-            (false, _) => return Err("a time to live that is not set and not 0"),
-        },
+        ttl_ms: input.option_u64()?,
     };
-    if !input.rest.is_empty() {
-        return Err("more bytes than its fields need");
-    }
+    input.end()?;
     if session_key(&manifest.tenant, &manifest.id) != key {
         return Err("another session's key");
     }
@@ -202,115 +189,6 @@ pub(super) fn manifest_record_bytes(manifest: &Manifest) -> u64 {
     let strings = manifest.tenant.len() + manifest.id.len() + manifest.model.len();
     let lists = 4 * manifest.tokens.len() + 32 * manifest.keys.len();
     (1 + 5 * 4 + strings + 32 + lists + 8 * 8 + 2 + CHECKSUM_BYTES) as u64
-}
-
-fn half(hash: blake3::Hash) -> Checksum {
-    *hash.as_bytes().first_chunk().expect("a hash is twice as long")
-}
-
-/// Checksum of a record: its table key is hashed along.
-fn record_checksum(key: &[u8; 32], record: &[u8]) -> Checksum {
-    half(blake3::Hasher::new().update(key).update(record).finalize())
-}
-
-struct Writer(Vec<u8>);
-
-impl Writer {
-    fn new() -> Self {
-        Self(vec![VERSION])
-    }
-
-    fn bytes(&mut self, bytes: &[u8]) {
-        self.0.extend_from_slice(bytes);
-    }
-
-    fn u8(&mut self, value: u8) {
-        self.0.push(value);
-    }
-
-    fn u32(&mut self, value: u32) {
-        self.bytes(&value.to_le_bytes());
-    }
-
-    fn u64(&mut self, value: u64) {
-        self.bytes(&value.to_le_bytes());
-    }
-
-    fn u32s(&mut self, values: &[u32]) {
-        self.u32(u32::try_from(values.len()).expect("fewer tokens than u32 counts"));
-        values.iter().for_each(|value| self.u32(*value));
-    }
-
-    fn string(&mut self, text: &str) {
-        self.u32(u32::try_from(text.len()).expect("a name of less than 4 GiB"));
-        self.bytes(text.as_bytes());
-    }
-
-    fn seal(mut self, key: &[u8; 32]) -> Vec<u8> {
-        let checksum = record_checksum(key, &self.0);
-        self.bytes(&checksum);
-        self.0
-    }
-}
-
-struct Reader<'a> {
-    rest: &'a [u8],
-}
-
-impl<'a> Reader<'a> {
-    /// The fields of a record whose checksum and version are right.
-    fn open(key: &[u8; 32], bytes: &'a [u8]) -> Result<Self, &'static str> {
-        let (record, checksum) = bytes.split_last_chunk::<CHECKSUM_BYTES>().ok_or("too few bytes")?;
-        if record_checksum(key, record) != *checksum {
-            return Err("another checksum than its bytes have");
-        }
-        match record.split_first() {
-            Some((&VERSION, rest)) => Ok(Self { rest }),
-            Some(_) => Err("a version that this zllm does not know"),
-            None => Err("too few bytes"),
-        }
-    }
-
-    fn take(&mut self, length: u64) -> Result<&'a [u8], &'static str> {
-        let taken = usize::try_from(length).ok().and_then(|length| self.rest.split_at_checked(length));
-        let (taken, rest) = taken.ok_or("fewer bytes than its fields need")?;
-        self.rest = rest;
-        Ok(taken)
-    }
-
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], &'static str> {
-        Ok(*self.take(N as u64)?.first_chunk().expect("N bytes were taken"))
-    }
-
-    fn u32(&mut self) -> Result<u32, &'static str> {
-        self.array().map(u32::from_le_bytes)
-    }
-
-    fn u64(&mut self) -> Result<u64, &'static str> {
-        self.array().map(u64::from_le_bytes)
-    }
-
-    fn flag(&mut self) -> Result<bool, &'static str> {
-        match self.array()? {
-            [0] => Ok(false),
-            [1] => Ok(true),
-            [_] => Err("a flag that is neither 0 nor 1"),
-        }
-    }
-
-    fn u32s(&mut self) -> Result<Vec<u32>, &'static str> {
-        let count = self.u32()?;
-        let (words, []) = self.take(u64::from(count) * 4)?.as_chunks() else {
-            unreachable!("a multiple of 4")
-        };
-        Ok(words.iter().map(|word| u32::from_le_bytes(*word)).collect())
-    }
-
-    fn string(&mut self) -> Result<String, &'static str> {
-        let length = self.u32()?;
-        let text = std::str::from_utf8(self.take(length.into())?).map_err(|_| "a name that is not UTF-8")?;
-        Ok(text.to_owned())
-    }
 }
 
 #[cfg(test)]

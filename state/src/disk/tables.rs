@@ -6,9 +6,9 @@ use redb::{ReadTransaction, ReadableTable, Table, TableDefinition, WriteTransact
 
 use super::ReadError;
 use super::record::{self, BlockRecord, StoredBlock, chunk_checksum};
-use super::sealed::CHUNK_MARK;
 use super::space;
 use crate::BlockKey;
+use crate::database::CHUNK_MARK;
 
 /// Format of the whole file: its tables, their keys, and how a block is cut into chunks.
 pub(super) const FORMAT: u64 = 1;

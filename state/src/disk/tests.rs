@@ -6,9 +6,9 @@ use std::path::Path;
 use redb::ReadableTable;
 
 use super::record::{BlockRecord, VERSION, encode_block, encode_manifest, session_key};
-use super::sealed::CHUNK_MARK;
 use super::tables::{BLOCKS, CHUNKS, FORMAT, META, META_FORMAT};
 use super::*;
+use crate::database::CHUNK_MARK;
 use crate::{Fingerprint, block_keys};
 
 const BUDGET: u64 = 32 << 20;

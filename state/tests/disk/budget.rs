@@ -10,7 +10,8 @@ use zllm_state::{
     smallest_budget, usable,
 };
 
-use crate::samples::{Random, block, bytes, chain, root, session};
+use crate::random::Random;
+use crate::samples::{block, bytes, chain, root, session};
 
 const MIB: u64 = 1 << 20;
 

@@ -6,7 +6,8 @@ use std::path::Path;
 use zllm_state::{DiskError, KvDisk, Manifest, ReadError, StoredBlock};
 
 use crate::flaky::FlakyDisk;
-use crate::samples::{Random, block, chain, session};
+use crate::random::Random;
+use crate::samples::{block, chain, session};
 
 const BUDGET: u64 = 32 << 20;
 

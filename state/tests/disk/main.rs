@@ -3,7 +3,10 @@
 mod budget;
 mod crash;
 mod damage;
+#[path = "../common/flaky.rs"]
 mod flaky;
 mod format;
 mod keeps;
+#[path = "../common/random.rs"]
+mod random;
 mod samples;

@@ -97,7 +97,7 @@ proptest! {
 
 #[test]
 fn a_later_version_is_refused_by_name() {
-    let mut bytes = Writer::new();
+    let mut bytes = Writer::new(VERSION);
     bytes.0[0] = VERSION + 1;
     let refused = decode_block([0; 32], &bytes.seal(&[0; 32]));
     assert_eq!(refused, Err("a version that this zllm does not know"));
@@ -106,7 +106,7 @@ fn a_later_version_is_refused_by_name() {
 /// A count that claims more than there is must not make anything of that size.
 #[test]
 fn a_count_beyond_the_bytes_is_refused() {
-    let mut bytes = Writer::new();
+    let mut bytes = Writer::new(VERSION);
     bytes.string("tenant");
     bytes.u32(u32::MAX);
     let refused = decode_manifest([0; 32], &bytes.seal(&[0; 32]));

@@ -19,7 +19,7 @@ use std::ops::Bound;
 use redb::{BackendError, StorageBackend};
 
 /// First bytes of each chunk, by which its page is known for one.
-pub(super) const CHUNK_MARK: [u8; 8] = *b"zllmkv 1";
+pub(crate) const CHUNK_MARK: [u8; 8] = *b"zllmkv 1";
 
 const PAGE: u64 = 4096;
 const HEADER_BYTES: usize = 320;

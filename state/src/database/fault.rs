@@ -1,10 +1,11 @@
 //! What an error of the database means for the store, and the one way to call the database.
 
+use std::any::Any;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Why the database did not do it.
-pub(super) enum Fault {
+pub(crate) enum Fault {
     /// Another process has it open.
     InUse,
     /// The system refused; the database refuses everything from here on.
@@ -17,15 +18,21 @@ pub(super) enum Fault {
 
 /// Calls the database. Its code may panic over bytes that it did not write, in a debug build it does so on purpose: a
 /// damaged file must not take the daemon with it, at each start again.
-pub(super) fn attempt<T>(call: impl FnOnce() -> Result<T, redb::Error>) -> Result<T, Fault> {
-    match catch_unwind(AssertUnwindSafe(call)) {
-        Ok(done) => done.map_err(fault),
-        Err(panic) => {
-            let message =
-                panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
-            Err(Fault::Unusable(format!("a panic over its content: {}", message.unwrap_or("no message"))))
-        }
-    }
+pub(crate) fn attempt<T>(call: impl FnOnce() -> Result<T, redb::Error>) -> Result<T, Fault> {
+    catch(|| call().map_err(fault))
+}
+
+/// The same of a database that has errors of its own.
+pub(crate) fn catch<T>(call: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
+        Err(Fault::Unusable(format!("a panic over its content: {}", panic_message(&*panic))))
+    })
+}
+
+/// What a panic said.
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or(panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
 
 fn fault(error: redb::Error) -> Fault {

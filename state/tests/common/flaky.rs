@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::samples::Random;
+use crate::random::Random;
 
 /// The unit that a disk writes whole or not at all.
 const SECTOR: usize = 512;
