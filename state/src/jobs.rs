@@ -1,0 +1,314 @@
+//! Durable jobs on disk: what was acknowledged to a client, in one redb file, `jobs.redb`, and beside it what running jobs
+//! have generated so far ([`TokenLog`]).
+//!
+//! * What a call returned `Ok` for is on disk: each is one synced transaction, for any number of jobs.
+//! * What a call returned an error for has not happened, and the next call opens the file again by itself. (A process
+//!   that ends in between may find it done: a disk that fails while it syncs may have written all.)
+//! * A job takes one way through the table of states ([`JobState::may_become`]); another one is the caller's defect and a
+//!   panic. So exactly one end of a job is ever recorded.
+//! * Nothing that is read is trusted: pages and records have checksums. A file that is damaged is an error and is left
+//!   as it is: acknowledged jobs are never set aside by guessing.
+//!
+//! One thread owns it. FORMATS.md has the bytes.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::io;
+use std::ops::Bound;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+
+use redb::{Database, ReadTransaction, ReadableDatabase};
+
+use crate::database::{self, Fault, Place, PlaceError, attempt};
+
+mod ended;
+mod job;
+mod open;
+mod record;
+mod tables;
+mod token_log;
+
+pub use job::{JobChange, JobClass, JobRecord, JobState, Retention, Submitted};
+pub use open::OpenedJobs;
+pub use token_log::{LogEntry, TokenLog, TokenLogError};
+
+use ended::Ended;
+use job::{Head, job_name};
+use tables::JobTables;
+
+/// All durable jobs: those that wait or run, and those that ended lately.
+pub struct JobStore {
+    /// `None` after a failure: the next call opens the file again.
+    database: Option<Database>,
+    open: Open,
+    place: Place,
+    retention: Retention,
+    ended: Ended,
+    /// The highest number that a job ever had.
+    last_number: u64,
+    /// What calls that failed may have changed all the same: the heads as they were acknowledged, `None` for a job that was
+    /// not there. They are put back when the file is opened again.
+    in_doubt: BTreeMap<u64, Option<Head>>,
+}
+
+/// Opens the database in its place.
+type Open = Box<dyn Fn() -> Result<Result<Database, Fault>, PlaceError> + Send>;
+
+/// Why the disk did not do it.
+#[derive(Debug, thiserror::Error)]
+pub enum JobStoreError {
+    /// Another process has the file open.
+    #[error("{}: another daemon uses it; stop it, or give this one another folder for jobs", path.display())]
+    InUse {
+        /// The database's file.
+        path: PathBuf,
+    },
+    /// The operating system refused.
+    #[error("{}: could not {doing}: {source}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was being done.
+        doing: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The database is damaged, of another version, or none. It is left as it is.
+    #[error(
+        "{}: the jobs in it cannot be used ({why}). It is left as it is: bring it back from a backup, or move it away, \
+         and the daemon starts with an empty queue",
+        path.display()
+    )]
+    Unusable {
+        /// The database's file.
+        path: PathBuf,
+        /// What was found.
+        why: String,
+    },
+}
+
+impl JobStore {
+    /// Stores jobs, all of them or, after an error, none; durable when it returns. Of jobs of one tenant and key only the
+    /// first is stored as long as that one is kept, also after it ended.
+    ///
+    /// # Errors
+    /// The disk's.
+    ///
+    /// # Panics
+    /// When a job is not queued or its number is another's.
+    pub fn submit(&mut self, jobs: &[JobRecord]) -> Result<Vec<Submitted>, JobStoreError> {
+        let stored = self.view("look for jobs and keys", |tx| {
+            jobs.iter().map(|job| tables::find_job(tx, job)).collect::<Result<Vec<_>, _>>()
+        })?;
+        let (mut new, mut before, mut keys) = (Vec::new(), BTreeMap::new(), HashMap::new());
+        let outcomes = jobs.iter().zip(stored).map(|(job, stored)| {
+            let first = job.key.as_ref().map(|key| keys.entry((&job.tenant, key)).or_insert(stored.of_key));
+            if let Some(Some(number)) = first {
+                return Submitted::Known(*number);
+            }
+            let fresh = !stored.is_there && before.insert(job.number, None).is_none();
+            assert!(fresh, "{} is submitted twice", job_name(job.number));
+            first.map(|number| number.insert(job.number));
+            new.push((job, Head::new(job)));
+            Submitted::New
+        });
+        let outcomes = outcomes.collect();
+        let Some((highest, _)) = before.last_key_value() else { return Ok(outcomes) };
+        let last_number = self.last_number.max(*highest);
+        self.write("store jobs", before, |tables| {
+            for (job, head) in &new {
+                tables.insert(job, head)?;
+            }
+            tables.put_last_number(last_number)
+        })?;
+        self.last_number = last_number;
+        Ok(outcomes)
+    }
+
+    /// Changes jobs, all or, after an error, none; durable when it returns. Several changes of one job follow on each other.
+    /// In the same transaction jobs that ended before expire, by the latest time of the changes; their numbers are the
+    /// answer. A job that ends in this call stays until the next one at least.
+    ///
+    /// # Errors
+    /// The disk's.
+    ///
+    /// # Panics
+    /// When the table of states forbids a change, a job that ended or is not there changes, or a result comes without an
+    /// end: the caller has lost track of its jobs.
+    pub fn change(&mut self, changes: &[JobChange]) -> Result<Vec<u64>, JobStoreError> {
+        let Some(now_ms) = changes.iter().map(|change| change.at_ms).max() else { return Ok(Vec::new()) };
+        let numbers: BTreeSet<u64> = changes.iter().map(|change| change.number).collect();
+        let before: BTreeMap<_, _> = self.view("read the jobs that change", |tx| {
+            numbers.iter().map(|number| Ok((*number, tables::head(tx, *number)?))).collect()
+        })?;
+        let (mut after, mut results) = (before.clone(), Vec::new());
+        for change in changes {
+            let head = after.get_mut(&change.number).and_then(Option::as_mut);
+            let head = head.unwrap_or_else(|| panic!("{} changes and is not there", job_name(change.number)));
+            head.apply(change);
+            results.extend(change.result.as_ref().map(|result| (change.number, result)));
+        }
+        let after: Vec<Head> = after.into_values().flatten().collect();
+        let expired = self.ended.expired(&self.retention, now_ms, after.iter());
+        self.write("change jobs", before, |tables| {
+            for head in &after {
+                tables.put_head(head)?;
+            }
+            for (number, result) in &results {
+                tables.put_result(*number, result)?;
+            }
+            tables.remove_all(&expired)
+        })?;
+        self.ended.remove(&expired);
+        after.iter().for_each(|head| self.ended.insert(head));
+        Ok(expired.into_iter().map(|(_, number)| number).collect())
+    }
+
+    /// Lets ended jobs expire when nothing else changes; their numbers are the answer.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn expire(&mut self, now_ms: u64) -> Result<Vec<u64>, JobStoreError> {
+        self.ready()?;
+        let expired = self.ended.expired(&self.retention, now_ms, std::iter::empty());
+        if !expired.is_empty() {
+            self.write("delete old jobs", BTreeMap::new(), |tables| tables.remove_all(&expired))?;
+            self.ended.remove(&expired);
+        }
+        Ok(expired.into_iter().map(|(_, number)| number).collect())
+    }
+
+    /// All of a job but its result, if it is kept.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn record(&mut self, number: u64) -> Result<Option<JobRecord>, JobStoreError> {
+        self.view("read a job", |tx| {
+            tables::head(tx, number)?.map(|head| tables::whole(tx, head)).transpose()
+        })
+    }
+
+    /// A job's result, if it is kept and ended with one.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn result(&mut self, number: u64) -> Result<Option<Vec<u8>>, JobStoreError> {
+        self.view("read a job's result", |tx| match tables::head(tx, number)? {
+            Some(head) => tables::result(tx, &head),
+            None => Ok(None),
+        })
+    }
+
+    /// The latest jobs with a number below `before`, at most `limit`, the newest first. Their prompts and requests are left
+    /// empty: only heads are read.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn latest(&mut self, before: Option<u64>, limit: usize) -> Result<Vec<JobRecord>, JobStoreError> {
+        self.view("list the jobs", |tx| {
+            let end = before.map_or(Bound::Unbounded, Bound::Excluded);
+            let newest_first = tables::heads(tx, (Bound::Unbounded, end))?;
+            newest_first.rev().take(limit).map(|head| Ok(head?.record)).collect()
+        })
+    }
+
+    /// The jobs of a tenant's batch, the oldest first. Their prompts and requests are left empty.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn of_batch(&mut self, tenant: &str, batch: &str) -> Result<Vec<JobRecord>, JobStoreError> {
+        self.view("list a batch's jobs", |tx| {
+            let numbers = tables::jobs_of_batch(tx, tenant, batch)?;
+            let head = |number| {
+                tables::head(tx, number)?.ok_or_else(|| tables::damaged(number, "the record", "no head"))
+            };
+            numbers.into_iter().map(|number| Ok(head(number)?.record)).collect()
+        })
+    }
+
+    /// Bytes that the file has of the disk now. It is sparse, so its length says nothing.
+    pub fn file_bytes(&self) -> u64 {
+        self.place.file_bytes()
+    }
+
+    /// Looks at the jobs as the last transaction left them.
+    fn view<T>(
+        &mut self,
+        doing: &'static str,
+        call: impl FnOnce(&ReadTransaction) -> Result<T, redb::Error>,
+    ) -> Result<T, JobStoreError> {
+        let database = self.ready()?;
+        let looked = attempt(|| call(&database.begin_read()?));
+        looked.map_err(|fault| self.fail(fault, doing))
+    }
+
+    /// Runs one synced transaction that changes the jobs of these heads, and others only by deleting ended ones.
+    fn write(
+        &mut self,
+        doing: &'static str,
+        before: BTreeMap<u64, Option<Head>>,
+        call: impl FnOnce(&mut JobTables<'_>) -> Result<(), redb::Error>,
+    ) -> Result<(), JobStoreError> {
+        let database = self.ready()?;
+        let done = attempt(|| database::transaction(database, |tx| call(&mut JobTables::open(tx)?)));
+        let done = done.and_then(|()| self.place.still_there().map_err(Fault::Io));
+        done.map_err(|fault| {
+            self.in_doubt.extend(before);
+            self.fail(fault, doing)
+        })
+    }
+
+    /// The database, opened again if it failed.
+    fn ready(&mut self) -> Result<&Database, JobStoreError> {
+        if self.database.is_none() {
+            self.reopen()?;
+        }
+        Ok(self.database.as_ref().expect("it was opened"))
+    }
+
+    /// Closes the database: nobody knows what it holds in memory.
+    fn fail(&mut self, fault: Fault, doing: &'static str) -> JobStoreError {
+        self.close();
+        JobStoreError::new(fault, doing, &self.place)
+    }
+
+    fn close(&mut self) {
+        let database = self.database.take();
+        // Closing writes, and the database may panic over a damaged file (see `attempt`).
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(database)));
+    }
+}
+
+impl Drop for JobStore {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl fmt::Debug for JobStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JobStore")
+            .field("file", &self.place.file())
+            .field("retention", &self.retention)
+            .finish()
+    }
+}
+
+impl From<PlaceError> for JobStoreError {
+    fn from(error: PlaceError) -> Self {
+        Self::Io { path: error.path, doing: error.doing, source: error.source }
+    }
+}
+
+impl JobStoreError {
+    fn new(fault: Fault, doing: &'static str, place: &Place) -> Self {
+        let path = place.file();
+        match fault {
+            Fault::InUse => Self::InUse { path },
+            Fault::Io(source) => Self::Io { path, doing, source },
+            Fault::Failed => Self::Io { path, doing, source: io::Error::other("an earlier call failed") },
+            Fault::Unusable(why) => Self::Unusable { path, why },
+        }
+    }
+}
