@@ -16,7 +16,7 @@ use zllm_kernels::backend::KV_BLOCK_TOKENS;
 
 use crate::{
     generation::{Generation, NoLogits, TokenReport},
-    loaded::{LoadError, LoadOptions, LoadedModel},
+    loaded::{LoadError, LoadOptions, LoadedModel, bad},
     request::{FinishReason, GenerationParams, Prompt, RequestError, StopCause},
     runtime::{LoadProgress, StepError, StepRow, Want},
     text_model::TextModel,
@@ -114,12 +114,15 @@ impl Engine {
     /// Loads the model file at `path`.
     ///
     /// # Errors
-    /// What [`LoadedModel::load`] says.
+    /// What [`LoadedModel::load`] says, and a stage that is not the whole model.
     pub fn load(
         path: &Path,
         options: &LoadOptions,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, LoadError> {
+        if options.stage.of != 1 {
+            return Err(bad("stages", &options.stage.of, "an engine runs a whole model"));
+        }
         let model = LoadedModel::load(path, options, progress)?;
         Ok(Self {
             text: model.text(),

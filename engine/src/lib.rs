@@ -18,12 +18,14 @@ mod request;
 mod runtime;
 pub mod sampling;
 pub mod spec;
+mod stage;
 pub mod stop;
 pub mod template;
 mod text_model;
 pub mod tokenizer;
 
 pub use engine::{CancelHandle, Engine, GenerateError, KvFigures, Summary};
+pub use fingerprint::{FingerprintPart, StagesError};
 pub use generation::{Accepted, Alternative, Generation, NoLogits, TokenReport};
 pub use loaded::{LoadError, LoadOptions, LoadedModel};
 pub use message::Message;
@@ -33,8 +35,10 @@ pub use request::{
     StopCause,
 };
 pub use runtime::{
-    BlockError, LoadProgress, Logits, Runtime, RuntimeError, RuntimeLimits, StepError, StepRow, Want,
+    BlockError, LoadProgress, Logits, Runtime, RuntimeError, RuntimeLimits, StageOutput, StepError, StepRow,
+    Want,
 };
+pub use stage::Stage;
 pub use template::TemplateChoice;
 pub use text_model::TextModel;
 pub use zllm_kernels::{

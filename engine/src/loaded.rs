@@ -1,6 +1,6 @@
-//! A model file on the CPU, ready to step: what one device thread owns.
+//! A model file, or one stage of it, on the CPU, ready to step: what one device thread owns.
 
-use std::{path::Path, sync::Arc};
+use std::{ops::Range, path::Path, sync::Arc};
 
 use zllm_kernels::{
     backend::{Attention, KV_BLOCK_TOKENS, KvFormat},
@@ -8,10 +8,14 @@ use zllm_kernels::{
 };
 
 use crate::{
-    fingerprint::{Computed, fingerprint},
+    fingerprint::FingerprintPart,
     gguf::{GgufError, GgufFile},
-    runtime::{BlockError, LoadProgress, Logits, Runtime, RuntimeError, RuntimeLimits, StepError, StepRow},
+    runtime::{
+        BlockError, LoadProgress, Logits, Runtime, RuntimeError, RuntimeLimits, StageOutput, StepError,
+        StepRow,
+    },
     spec::{ModelSpec, SpecError},
+    stage::Stage,
     template::TemplateChoice,
     text_model::TextModel,
     tokenizer::Tokenizer,
@@ -29,13 +33,16 @@ const MAX_BLOCKS: u32 = u32::MAX - 1;
 pub struct LoadOptions {
     /// What messages call the model; `None`: its own name for itself.
     pub name: Option<String>,
+    /// Which part of the model is loaded.
+    pub stage: Stage,
     /// Threads of the kernels; more than there are cores makes everything slower.
     pub threads: usize,
     /// Instruction set; `None`: the best that this machine has.
     pub isa: Option<Isa>,
     /// How keys and values are kept.
     pub kv_format: KvFormat,
-    /// Memory for the keys and values of running sequences. It is reserved at load and touched as it is used.
+    /// Memory for the keys and values of running sequences, of all stages together. It is reserved at load and touched as
+    /// it is used.
     pub kv_budget_bytes: u64,
     /// More of the same for what no sequence runs on: the RAM tier. On the CPU both are blocks of one arena, and which of
     /// them are which is its owner's business.
@@ -59,6 +66,7 @@ impl Default for LoadOptions {
     fn default() -> Self {
         Self {
             name: None,
+            stage: Stage::WHOLE,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             isa: None,
             kv_format: KvFormat::default(),
@@ -104,16 +112,16 @@ impl From<SpecError> for LoadError {
     }
 }
 
-/// A model on the CPU.
+/// A model, or one stage of it, on the CPU.
 pub struct LoadedModel {
     text: Arc<TextModel>,
     runtime: Runtime<CpuBackend>,
     ram_blocks: u32,
-    fingerprint: [u8; 32],
+    fingerprint: FingerprintPart,
 }
 
 impl LoadedModel {
-    /// Loads the model file at `path`.
+    /// Loads the model file at `path`, or the stage of it that `options` name.
     ///
     /// # Errors
     /// A file that is not a model, a tensor without a kernel (by name), or an option that cannot work.
@@ -125,6 +133,7 @@ impl LoadedModel {
         let isa = check(options)?;
         let file = GgufFile::open(path)?;
         let spec = ModelSpec::read(&file, options.context_limit)?;
+        let layers = options.stage.layers(spec.layers.len())?;
         let pre = options.tokenizer_pre.as_deref();
         let mut text = TextModel::read(&file, &spec, pre);
         if let Some(name) = &options.name {
@@ -140,6 +149,7 @@ impl LoadedModel {
             })?;
         }
         let backend = CpuBackend::new(Arc::new(Pool::new(options.threads)), isa);
+        // Of the whole model, so that each stage has as many blocks as the others.
         let block_bytes = backend.kv_block_bytes(options.kv_format, &spec.kv_layers());
         let block_bytes = block_bytes.map_err(RuntimeError::from)? as u64;
         let blocks_of = |budget: u64| (budget / block_bytes).min(u64::from(MAX_BLOCKS)) as u32;
@@ -157,14 +167,10 @@ impl LoadedModel {
             kv_format: options.kv_format,
             kv_locked: options.lock_memory,
         };
-        let runtime = Runtime::load(backend, &file, spec, limits, progress)?;
-        let computed = Computed {
-            kv_format: options.kv_format,
-            kv_layout: runtime.kv_layout(),
-            content: runtime.content_hash(),
-            tokenizer: text.tokenizer().ok(),
-        };
-        let fingerprint = fingerprint(&file, runtime.spec(), &computed);
+        let runtime = Runtime::load(backend, &file, spec, layers, limits, progress)?;
+        let kv = (options.kv_format, runtime.kv_layout());
+        let hashes = runtime.content_hashes().clone();
+        let fingerprint = FingerprintPart::new(&file, runtime.spec(), kv, text.tokenizer().ok(), hashes);
         Ok(Self { text: Arc::new(text), runtime, ram_blocks, fingerprint })
     }
 
@@ -173,10 +179,16 @@ impl LoadedModel {
         Arc::clone(&self.text)
     }
 
-    /// What keys and values computed by this model depend on: weights, rope, tokenizer, KV format and layout. The root of
-    /// its block keys; a block may be brought back where this is the same.
-    pub fn fingerprint(&self) -> [u8; 32] {
-        self.fingerprint
+    /// What keys and values computed by this model depend on: weights, rope, tokenizer, KV format and layout. The parts of
+    /// all stages give the root of its block keys ([`FingerprintPart::join`]); a block may be brought back where that is
+    /// the same.
+    pub fn fingerprint(&self) -> &FingerprintPart {
+        &self.fingerprint
+    }
+
+    /// Which of the model's layers are here.
+    pub fn layers(&self) -> Range<usize> {
+        self.runtime.layers()
     }
 
     /// Blocks of the KV arena: those of the KV budget and those of the RAM budget.
@@ -189,7 +201,7 @@ impl LoadedModel {
         self.ram_blocks
     }
 
-    /// Bytes of one KV block.
+    /// Bytes of one KV block, or of this stage's part of it: a block's parts lie in the order of the stages.
     pub fn kv_block_bytes(&self) -> u64 {
         self.runtime.kv_block_bytes() as u64
     }
@@ -205,6 +217,18 @@ impl LoadedModel {
     /// A batch that the runtime cannot compute; nothing was computed.
     pub fn step(&mut self, rows: &[StepRow<'_>]) -> Result<Logits<'_>, StepError> {
         self.runtime.step(rows)
+    }
+
+    /// Computes one stage of a step; see [`Runtime::step_stage`].
+    ///
+    /// # Errors
+    /// A batch that the runtime cannot compute; nothing was computed.
+    pub fn step_stage(
+        &mut self,
+        rows: &[StepRow<'_>],
+        hidden: Option<&[f32]>,
+    ) -> Result<StageOutput<'_>, StepError> {
+        self.runtime.step_stage(rows, hidden)
     }
 
     /// Copies one KV block to another; see [`Runtime::copy_block`].
@@ -258,6 +282,6 @@ fn check(options: &LoadOptions) -> Result<Isa, LoadError> {
     Ok(isa)
 }
 
-fn bad(option: &'static str, found: &dyn ToString, expected: &str) -> LoadError {
+pub(crate) fn bad(option: &'static str, found: &dyn ToString, expected: &str) -> LoadError {
     LoadError::BadOption { option, found: found.to_string(), expected: expected.to_owned() }
 }

@@ -4,6 +4,10 @@
 //! position of a sequence whose KV blocks the caller owns. What a row gives depends on its own sequence alone, to the
 //! bit, so batches and chunks are free to be cut in any way.
 //!
+//! A runtime is one stage of a model: some consecutive layers, most often all. The first stage begins with the embedding,
+//! the last ends with the head; between two stages go hidden rows of f32, as they are, so that a model that was cut gives
+//! the bits of a whole one. The KV blocks of the stages, one after the other, are those of the whole model.
+//!
 //! Invariant: a step that returned an error has written nothing that a later step could read.
 
 mod content;
@@ -11,6 +15,8 @@ mod error;
 mod layer;
 mod scratch;
 mod weights;
+
+use std::{collections::BTreeMap, ops::Range};
 
 use zllm_kernels::backend::{Backend, KV_BLOCK_TOKENS, KvFormat, Product, Span};
 
@@ -20,8 +26,8 @@ pub use self::{
 };
 use self::{
     layer::{Rows, add_residual},
-    scratch::Scratch,
-    weights::{FfnWeights, Norm, Weights},
+    scratch::{HeadScratch, Scratch},
+    weights::{FfnWeights, Head, Norm, Weights},
 };
 use crate::{gguf::GgufFile, spec::ModelSpec};
 
@@ -95,10 +101,22 @@ impl<'a> Logits<'a> {
     }
 }
 
-/// A model on a device: its weights, its KV arena and the activations of one step.
+/// What a stage gives.
+#[derive(Debug)]
+pub enum StageOutput<'a> {
+    /// For the next stage: every row of the step, `width` values each.
+    Hidden(&'a [f32]),
+    /// The last stage's.
+    Logits(Logits<'a>),
+}
+
+/// A stage of a model on a device: its weights, its KV arena and the activations of one step.
 pub struct Runtime<B: Backend> {
     backend: B,
+    /// The whole model.
     spec: ModelSpec,
+    /// Which of its layers are here.
+    layers: Range<usize>,
     weights: Weights<B>,
     kv: B::Kv,
     kv_block_bytes: usize,
@@ -111,28 +129,36 @@ pub struct Runtime<B: Backend> {
 }
 
 impl<B: Backend> Runtime<B> {
-    /// Brings the model of `file` to `backend`; the file's pages are given back as they are copied.
+    /// Brings the layers `layers` of the model of `file` to `backend`, with the embedding if the first is among them and
+    /// the head if the last is; the file's pages are given back as they are copied.
     ///
     /// # Errors
     /// A tensor that the backend cannot multiply or a head that it cannot attend with, by name.
+    ///
+    /// # Panics
+    /// When there are no layers, or not those.
     pub fn load(
         mut backend: B,
         file: &GgufFile,
         spec: ModelSpec,
+        layers: Range<usize>,
         limits: RuntimeLimits,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, RuntimeError> {
+        assert!(!layers.is_empty() && layers.end <= spec.layers.len(), "{layers:?} of {}", spec.layers.len());
+        let kv_layers = &spec.kv_layers()[layers.clone()];
         // First, so that what cannot be had is refused before a weight is read.
-        let kv_block_bytes = backend.kv_block_bytes(limits.kv_format, &spec.kv_layers())?;
-        let mut kv = backend.kv(limits.kv_format, &spec.kv_layers(), limits.kv_blocks)?;
+        let kv_block_bytes = backend.kv_block_bytes(limits.kv_format, kv_layers)?;
+        let mut kv = backend.kv(limits.kv_format, kv_layers, limits.kv_blocks)?;
         if limits.kv_locked {
             backend.lock_kv(&mut kv)?;
         }
-        let weights = Weights::load(&mut backend, file, &spec, progress)?;
+        let weights = Weights::load(&mut backend, file, &spec, layers.clone(), progress)?;
         let scratch = Scratch::new(&mut backend, &spec, &weights, limits)?;
         Ok(Self {
             backend,
             spec,
+            layers,
             weights,
             kv,
             kv_block_bytes,
@@ -149,12 +175,17 @@ impl<B: Backend> Runtime<B> {
         &self.spec
     }
 
+    /// Which of the model's layers are here.
+    pub fn layers(&self) -> Range<usize> {
+        self.layers.clone()
+    }
+
     /// What the runtime was made for.
     pub fn limits(&self) -> RuntimeLimits {
         self.limits
     }
 
-    /// Bytes of one KV block.
+    /// Bytes of one KV block: the part of this stage's layers.
     pub fn kv_block_bytes(&self) -> usize {
         self.kv_block_bytes
     }
@@ -164,9 +195,9 @@ impl<B: Backend> Runtime<B> {
         self.weights.bytes
     }
 
-    /// The hash of every weight that is computed with, in the file's own bytes.
-    pub fn content_hash(&self) -> [u8; 32] {
-        self.weights.content
+    /// The hash of each tensor that this stage computes with, in the file's own bytes, by name.
+    pub fn content_hashes(&self) -> &BTreeMap<String, [u8; 32]> {
+        &self.weights.content
     }
 
     /// Names the layout of a KV block's bytes; see [`Attention::kv_layout`].
@@ -176,12 +207,34 @@ impl<B: Backend> Runtime<B> {
         self.backend.kv_layout()
     }
 
-    /// Computes the keys and values of every row and the logits that are wanted.
+    /// Computes the keys and values of every row and the logits that are wanted: a step of a whole model.
+    ///
+    /// # Errors
+    /// A batch that the runtime cannot compute, or the model is not whole; nothing was computed.
+    pub fn step(&mut self, runs: &[StepRow<'_>]) -> Result<Logits<'_>, StepError> {
+        let (end_layer, layers) = (self.layers.end, self.spec.layers.len());
+        if end_layer < layers {
+            return Err(StepError::NoLogits { end_layer, layers });
+        }
+        match self.step_stage(runs, None)? {
+            StageOutput::Logits(logits) => Ok(logits),
+            StageOutput::Hidden(_) => unreachable!("the last stage gives logits"),
+        }
+    }
+
+    /// Computes one stage of a step: the keys and values of its own layers for every row, and what the next stage begins
+    /// with or the logits that are wanted. Every stage gets the same runs; `hidden` is what the stage before it gave for
+    /// them, and `None` for the first.
     ///
     /// # Errors
     /// A batch that the runtime cannot compute; nothing was computed.
-    pub fn step(&mut self, runs: &[StepRow<'_>]) -> Result<Logits<'_>, StepError> {
+    pub fn step_stage(
+        &mut self,
+        runs: &[StepRow<'_>],
+        hidden: Option<&[f32]>,
+    ) -> Result<StageOutput<'_>, StepError> {
         let rows = self.check(runs)?;
+        self.check_hidden(rows, hidden)?;
         self.ids.clear();
         self.positions.clear();
         self.picks.clear();
@@ -202,16 +255,14 @@ impl<B: Backend> Runtime<B> {
                 blocks: run.blocks,
             });
         }
+        self.enter(rows, hidden);
         self.forward(rows, &spans);
+        if self.layers.end < self.spec.layers.len() {
+            return Ok(StageOutput::Hidden(self.backend.host_rows(&mut self.scratch.hidden, rows)));
+        }
         let vocab_size = self.spec.vocab_size;
-        let picked = self.picks.len();
-        let values = if picked == 0 {
-            &mut []
-        } else {
-            self.head();
-            self.backend.host_rows(&mut self.scratch.logits, picked)
-        };
-        Ok(Logits { values, vocab_size })
+        let values = if self.picks.is_empty() { &mut [] } else { self.head() };
+        Ok(StageOutput::Logits(Logits { values, vocab_size }))
     }
 
     /// Copies one KV block to another: copy on write of a block that several sequences share.
@@ -295,12 +346,30 @@ impl<B: Backend> Runtime<B> {
         if rows == 0 { Err(StepError::Empty) } else { Ok(rows) }
     }
 
-    /// All layers over the rows in `ids` and `positions`; leaves the last hidden rows in `scratch.hidden`.
+    fn check_hidden(&self, rows: usize, hidden: Option<&[f32]>) -> Result<(), StepError> {
+        let first_layer = self.layers.start;
+        let expected = if first_layer == 0 { 0 } else { rows * self.spec.width };
+        let found = hidden.map_or(0, <[f32]>::len);
+        if found == expected { Ok(()) } else { Err(StepError::WrongHidden { first_layer, found, expected }) }
+    }
+
+    /// What the first of the layers works on, in `scratch.hidden`: the embedded tokens of `ids`, or the rows given.
+    fn enter(&mut self, rows: usize, given: Option<&[f32]>) {
+        let Self { backend, spec, weights, scratch, ids, .. } = self;
+        match given {
+            Some(given) => backend.host_rows(&mut scratch.hidden, rows).copy_from_slice(given),
+            None => {
+                let embedding = weights.embedding.as_ref().expect("the first stage has the embedding");
+                backend.embed(embedding, ids, spec.embedding_scale, &mut scratch.hidden);
+            }
+        }
+    }
+
+    /// All layers over the rows in `scratch.hidden` and `positions`; leaves the last hidden rows where the first were.
     fn forward(&mut self, count: usize, spans: &[Span<'_>]) {
-        let Self { backend, spec, weights, kv, scratch, positions, ids, .. } = self;
+        let Self { backend, weights, kv, scratch, positions, .. } = self;
         let Scratch { hidden, normed, output, attention, gated, experts, .. } = scratch;
         let rows = Rows { count, positions, spans };
-        backend.embed(&weights.embedding, ids, spec.embedding_scale, hidden);
         for (index, layer) in weights.layers.iter().enumerate() {
             let input = norm_into(backend, layer.mixer_norm.as_ref(), hidden, count, normed);
             let set = attention.of(&layer.attention.scratch_key());
@@ -327,19 +396,25 @@ impl<B: Backend> Runtime<B> {
         }
     }
 
-    /// Last norm and head, over the picked rows only.
-    fn head(&mut self) {
+    /// Last norm and head, over the picked rows only; gives their logits.
+    fn head(&mut self) -> &mut [f32] {
         let Self { backend, spec, weights, scratch, picks, .. } = self;
-        let Scratch { hidden, normed, picked, logits, .. } = scratch;
+        let Scratch { hidden, normed, head, .. } = scratch;
+        let (Some(Head { norm, weight, scale, bias }), Some(HeadScratch { picked, logits })) =
+            (&weights.head, head)
+        else {
+            unreachable!("the last stage has the head")
+        };
         let rows = picks.len();
         backend.gather_rows(hidden, picks, picked);
-        weights.output_norm.forward(backend, picked, rows, normed);
-        let weight = weights.head.as_ref().unwrap_or(&weights.embedding);
+        norm.forward(backend, picked, rows, normed);
+        let weight =
+            weight.as_ref().or(weights.embedding.as_ref()).expect("a head that is not tied has its own");
         backend.multiply(normed, rows, [Product { weight, output: logits }]);
-        if weights.head_scale != 1.0 {
-            backend.scale(logits, rows, weights.head_scale);
+        if *scale != 1.0 {
+            backend.scale(logits, rows, *scale);
         }
-        if let Some(bias) = &weights.head_bias {
+        if let Some(bias) = bias {
             backend.add_bias(logits, rows, bias);
         }
         if spec.logit_scale != 1.0 {
@@ -348,6 +423,7 @@ impl<B: Backend> Runtime<B> {
         if let Some(cap) = spec.logit_soft_cap {
             backend.soft_cap(logits, rows, cap);
         }
+        backend.host_rows(logits, rows)
     }
 }
 

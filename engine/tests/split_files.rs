@@ -131,7 +131,8 @@ fn a_fingerprint_covers_every_part() {
     let first = write(folder.path(), &cut(&whole));
     let fingerprint = || {
         let options = LoadOptions { threads: 2, kv_budget_bytes: 1 << 20, ..LoadOptions::default() };
-        LoadedModel::load(&first, &options, &mut |_| {}).expect("a sound model").fingerprint()
+        let model = LoadedModel::load(&first, &options, &mut |_| {}).expect("a sound model");
+        model.fingerprint().clone()
     };
     let before = fingerprint();
     assert_eq!(fingerprint(), before);

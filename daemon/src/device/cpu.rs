@@ -10,7 +10,9 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 use zllm_engine::template::MAX_SOURCE_BYTES;
-use zllm_engine::{Isa, KV_BLOCK_TOKENS, LoadOptions, LoadedModel, StepRow, TemplateChoice, Want};
+use zllm_engine::{
+    FingerprintPart, Isa, KV_BLOCK_TOKENS, LoadOptions, LoadedModel, Stage, StepRow, TemplateChoice, Want,
+};
 use zllm_state::BLOCK_TOKENS;
 use zllm_wire::LoadStage;
 
@@ -59,8 +61,9 @@ impl Device for CpuDevice {
             progress(LoadProgress { stage: LoadStage::Weights, done_bytes, total_bytes });
         });
         let loaded = loaded.map_err(|error| with_path(&settings.path, error.to_string()))?;
+        let fingerprint = FingerprintPart::join([loaded.fingerprint()]).map_err(|error| error.to_string())?;
         let facts = Loaded {
-            text: Arc::new(EngineText::new(loaded.text(), loaded.fingerprint())),
+            text: Arc::new(EngineText::new(loaded.text(), fingerprint)),
             device_blocks: loaded.kv_blocks() - loaded.ram_blocks(),
             ram_blocks: loaded.ram_blocks(),
             kv_block_bytes: loaded.kv_block_bytes(),
@@ -140,6 +143,7 @@ fn options(model: &ModelName, settings: &ModelSettings) -> Result<LoadOptions, S
     Ok(LoadOptions {
         // As its users know it; the file may call it otherwise.
         name: Some(model.to_string()),
+        stage: Stage::WHOLE,
         threads: defaults.threads,
         isa: None,
         kv_format: defaults.kv_format,

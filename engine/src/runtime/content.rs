@@ -1,11 +1,10 @@
 //! The hash of a model's weights, taken while they are brought to a device: a piece is hashed by the thread that copied the
 //! last of its bytes, while they are in its cache. So the file is read once and the hash is computed by all threads.
 //!
-//! The content hash is `blake3` over the tensors in the order of their names: the name's length (u64, little-endian), the
-//! name, and the tensor's hash, which is `blake3` over the `blake3` hashes of its pieces of 64 KiB, of which the last may be
-//! shorter.
+//! A tensor's hash is `blake3` over the `blake3` hashes of its pieces of 64 KiB, of which the last may be shorter. What
+//! becomes of them is the fingerprint's business: each stage of a model hashes its own tensors.
 //!
-//! Invariant: it follows from names and bytes alone. What was copied when, by whom and whether at all decides only when a
+//! Invariant: it follows from the tensor's bytes alone. What was copied when, by whom and whether at all decides only when a
 //! piece is hashed.
 
 use std::{
@@ -32,14 +31,9 @@ impl<'a> Content<'a> {
         self.0.entry(tensor.name()).or_insert_with(|| TensorContent::new(tensor))
     }
 
-    /// The content hash. What was not copied is hashed now.
-    pub(super) fn finish(self) -> [u8; 32] {
-        let mut hash = blake3::Hasher::new();
-        for (name, tensor) in self.0 {
-            hash.update(&(name.len() as u64).to_le_bytes()).update(name.as_bytes());
-            hash.update(tensor.finish().as_bytes());
-        }
-        *hash.finalize().as_bytes()
+    /// The hash of each tensor, by name. What was not copied is hashed now.
+    pub(super) fn finish(self) -> BTreeMap<String, [u8; 32]> {
+        self.0.into_iter().map(|(name, tensor)| (name.to_owned(), *tensor.finish().as_bytes())).collect()
     }
 }
 
@@ -106,17 +100,12 @@ mod tests {
     const FILE: &str = "../testdata/quants/qwen3moe-moe.q4_k_m.gguf";
 
     /// The same without pieces in the making.
-    fn twin(file: &GgufFile) -> [u8; 32] {
-        let mut tensors: Vec<_> = file.tensors().collect();
-        tensors.sort_by_key(Tensor::name);
-        let mut all = Vec::new();
-        for tensor in tensors {
-            all.extend((tensor.name().len() as u64).to_le_bytes());
-            all.extend(tensor.name().as_bytes());
+    fn twin(file: &GgufFile) -> BTreeMap<String, [u8; 32]> {
+        let hash = |tensor: Tensor<'_>| {
             let pieces = tensor.bytes().chunks(64 << 10).flat_map(|piece| *blake3::hash(piece).as_bytes());
-            all.extend(blake3::hash(&pieces.collect::<Vec<u8>>()).as_bytes());
-        }
-        *blake3::hash(&all).as_bytes()
+            *blake3::hash(&pieces.collect::<Vec<u8>>()).as_bytes()
+        };
+        file.tensors().map(|tensor| (tensor.name().to_owned(), hash(tensor))).collect()
     }
 
     /// Threads copy ranges of any size in any order; ranges may overlap or be missing.

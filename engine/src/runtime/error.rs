@@ -28,6 +28,24 @@ pub enum StepError {
         /// Size of the vocabulary.
         vocab_size: usize,
     },
+    /// The first stage begins with tokens and each other one with the rows of the stage before it.
+    #[error("the stage of layers {first_layer} and up got {found} hidden values; it begins with {expected}")]
+    WrongHidden {
+        /// The stage's first layer.
+        first_layer: usize,
+        /// Values given; 0 for none.
+        found: usize,
+        /// Values of all rows; 0 for the first stage.
+        expected: usize,
+    },
+    /// Logits are the last stage's to give.
+    #[error("the stage ends with layer {end_layer} of {layers}; only the last one gives logits")]
+    NoLogits {
+        /// One past the stage's last layer.
+        end_layer: usize,
+        /// Layers of the model.
+        layers: usize,
+    },
     /// A run past the model's context.
     #[error("position {end} is past the context of {context}")]
     PastContext {

@@ -13,13 +13,19 @@ pub(super) struct Scratch<B: Backend> {
     pub(super) hidden: B::Tensor,
     pub(super) normed: B::Tensor,
     pub(super) output: B::Tensor,
-    pub(super) picked: B::Tensor,
-    pub(super) logits: B::Tensor,
+    /// The last stage's.
+    pub(super) head: Option<HeadScratch<B>>,
     pub(super) attention: Sets<[usize; 4], AttentionScratch<B>>,
     /// By the columns of the gate.
     pub(super) gated: Sets<usize, GatedScratch<B>>,
     /// By experts, experts used, columns of their gates and whether there is a shared one.
     pub(super) experts: Sets<(usize, usize, usize, bool), ExpertsScratch<B>>,
+}
+
+/// Rows whose logits are wanted.
+pub(super) struct HeadScratch<B: Backend> {
+    pub(super) picked: B::Tensor,
+    pub(super) logits: B::Tensor,
 }
 
 pub(super) struct AttentionScratch<B: Backend> {
@@ -96,8 +102,13 @@ impl<B: Backend> Scratch<B> {
             hidden: backend.tensor(rows, spec.width)?,
             normed: backend.tensor(most, spec.width)?,
             output: backend.tensor(rows, spec.width)?,
-            picked: backend.tensor(limits.logit_rows, spec.width)?,
-            logits: backend.tensor(limits.logit_rows, spec.vocab_size)?,
+            head: match &weights.head {
+                None => None,
+                Some(_) => Some(HeadScratch {
+                    picked: backend.tensor(limits.logit_rows, spec.width)?,
+                    logits: backend.tensor(limits.logit_rows, spec.vocab_size)?,
+                }),
+            },
             attention: Sets(Vec::new()),
             gated: Sets(Vec::new()),
             experts: Sets(Vec::new()),

@@ -1,6 +1,6 @@
-//! Binding: the tensors that a spec names, brought to a device.
+//! Binding: the tensors that a spec names for a stage, brought to a device.
 
-use std::ops::Range;
+use std::{collections::BTreeMap, ops::Range};
 
 use zllm_kernels::backend::{Activation, AttentionShape, Backend, RopeId, Routing, WeightSource};
 
@@ -22,18 +22,25 @@ pub struct LoadProgress {
     pub total_bytes: u64,
 }
 
-/// Every weight of a model.
+/// Every weight of a stage.
 pub(super) struct Weights<B: Backend> {
-    pub(super) embedding: B::Weight,
-    /// `None`: the embedding (tied).
-    pub(super) head: Option<B::Weight>,
-    pub(super) head_scale: f32,
-    pub(super) head_bias: Option<B::Tensor>,
-    pub(super) output_norm: Norm<B>,
+    /// The first stage's, and the last one's too where the head is tied to it.
+    pub(super) embedding: Option<B::Weight>,
     pub(super) layers: Vec<Layer<B>>,
+    /// The last stage's.
+    pub(super) head: Option<Head<B>>,
     pub(super) bytes: usize,
-    /// The hash of all tensors in the file's own bytes; see [`Content`].
-    pub(super) content: [u8; 32],
+    /// The hash of each tensor in the file's own bytes; see [`Content`].
+    pub(super) content: BTreeMap<String, [u8; 32]>,
+}
+
+/// From hidden rows to logits.
+pub(super) struct Head<B: Backend> {
+    pub(super) norm: Norm<B>,
+    /// `None`: the embedding (tied).
+    pub(super) weight: Option<B::Weight>,
+    pub(super) scale: f32,
+    pub(super) bias: Option<B::Tensor>,
 }
 
 pub(super) struct Norm<B: Backend> {
@@ -113,9 +120,10 @@ impl<B: Backend> Weights<B> {
         backend: &mut B,
         file: &GgufFile,
         spec: &ModelSpec,
+        layers: Range<usize>,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, RuntimeError> {
-        let names = spec.tensor_names();
+        let names = spec.stage_tensor_names(layers.clone());
         let total = names.iter().filter_map(|name| file.tensor(name)).map(|t| t.bytes().len() as u64).sum();
         let mut loader = Loader {
             backend,
@@ -125,18 +133,16 @@ impl<B: Backend> Weights<B> {
             bytes: 0,
             content: Content::default(),
         };
-        let embedding = loader.rows(&spec.embedding, spec.width, 0..spec.vocab_size)?;
-        let head = if spec.head.weight == spec.embedding {
-            None
-        } else {
-            Some(loader.rows(&spec.head.weight, spec.head.inputs, 0..spec.head.outputs)?)
-        };
-        let head_scale = loader.scale(&spec.head)?;
-        let head_bias = loader.bias(&spec.head)?;
-        let output_norm = loader.norm(&spec.output_norm)?;
-        let layers = spec.layers.iter().map(|layer| loader.layer(layer)).collect::<Result<_, _>>()?;
+        let (is_first, is_last) = (layers.start == 0, layers.end == spec.layers.len());
+        let is_tied = spec.head.weight == spec.embedding;
+        let embedding = (is_first || is_last && is_tied)
+            .then(|| loader.rows(&spec.embedding, spec.width, 0..spec.vocab_size))
+            .transpose()?;
+        let head = is_last.then(|| loader.head(&spec.head, is_tied, &spec.output_norm)).transpose()?;
+        let layers = &spec.layers[layers];
+        let layers = layers.iter().map(|layer| loader.layer(layer)).collect::<Result<_, _>>()?;
         let (bytes, content) = (loader.bytes, loader.content.finish());
-        Ok(Self { embedding, head, head_scale, head_bias, output_norm, layers, bytes, content })
+        Ok(Self { embedding, layers, head, bytes, content })
     }
 }
 
@@ -150,6 +156,16 @@ struct Loader<'a, B: Backend> {
 }
 
 impl<B: Backend> Loader<'_, B> {
+    fn head(&mut self, head: &LinearSpec, is_tied: bool, norm: &NormSpec) -> Result<Head<B>, RuntimeError> {
+        let own = |loader: &mut Self| loader.rows(&head.weight, head.inputs, 0..head.outputs);
+        Ok(Head {
+            weight: if is_tied { None } else { Some(own(self)?) },
+            scale: self.scale(head)?,
+            bias: self.bias(head)?,
+            norm: self.norm(norm)?,
+        })
+    }
+
     fn layer(&mut self, layer: &LayerSpec) -> Result<Layer<B>, RuntimeError> {
         let Mixer::Attention(attention) = &layer.mixer;
         Ok(Layer {

@@ -1,5 +1,7 @@
 //! Every tensor that a spec uses, with its shape: the one walk from which names, checks and sizes come.
 
+use std::{collections::HashSet, ops::Range};
+
 use super::{ExpertLinearSpec, ExpertsFfn, Ffn, GatedFfn, LayerSpec, LinearSpec, Mixer, ModelSpec, NormSpec};
 
 /// A tensor that a model uses.
@@ -12,17 +14,32 @@ pub(crate) struct TensorUse<'s> {
 impl ModelSpec {
     /// Every tensor that the model uses; fused tensors and a tied head appear once.
     pub fn tensor_names(&self) -> Vec<&str> {
-        let mut known = std::collections::HashSet::new();
-        self.tensors().into_iter().map(|tensor| tensor.name).filter(|name| known.insert(*name)).collect()
+        self.stage_tensor_names(0..self.layers.len())
+    }
+
+    /// The same for the stage that has these layers: the embedding is the first one's, the head and its norm are the last
+    /// one's.
+    pub(crate) fn stage_tensor_names(&self, layers: Range<usize>) -> Vec<&str> {
+        let mut known = HashSet::new();
+        let names = self.stage_tensors(layers).into_iter().map(|tensor| tensor.name);
+        names.filter(|name| known.insert(*name)).collect()
     }
 
     /// Every use of a tensor.
     pub(crate) fn tensors(&self) -> Vec<TensorUse<'_>> {
+        self.stage_tensors(0..self.layers.len())
+    }
+
+    fn stage_tensors(&self, layers: Range<usize>) -> Vec<TensorUse<'_>> {
         let mut walk = Walk(Vec::new());
-        walk.add(&self.embedding, [self.width, self.vocab_size, 1]);
-        walk.norm(&self.output_norm);
-        walk.linear(&self.head);
-        self.layers.iter().for_each(|layer| walk.layer(layer));
+        if layers.start == 0 {
+            walk.add(&self.embedding, [self.width, self.vocab_size, 1]);
+        }
+        if layers.end == self.layers.len() {
+            walk.norm(&self.output_norm);
+            walk.linear(&self.head);
+        }
+        self.layers[layers].iter().for_each(|layer| walk.layer(layer));
         walk.0
     }
 }
