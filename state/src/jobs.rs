@@ -189,6 +189,14 @@ impl JobStore {
         })
     }
 
+    /// The number of the job of this idempotency key, if it is kept.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn find(&mut self, tenant: &str, key: &str) -> Result<Option<u64>, JobStoreError> {
+        self.view("look for a key", |tx| tables::job_of_key(tx, tenant, key))
+    }
+
     /// A job's result, if it is kept and ended with one.
     ///
     /// # Errors

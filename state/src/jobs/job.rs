@@ -92,6 +92,8 @@ pub struct JobRecord {
     pub start_by_ms: Option<u64>,
     /// Of the model that its tokens are of.
     pub fingerprint: [u8; 32],
+    /// What listings tell of it beside all this, in the caller's own bytes. It is read with each listing, so it is short.
+    pub summary: Vec<u8>,
     /// The prompt's tokens.
     pub prompt: Vec<u32>,
     /// The request, in the caller's own bytes.
@@ -129,6 +131,8 @@ pub struct JobChange {
     pub attempts: Option<u32>,
     /// When: the job's start or end, if the state says so, and the time by which old jobs expire.
     pub at_ms: u64,
+    /// What listings tell of it from now on.
+    pub summary: Option<Vec<u8>>,
     /// The result, in the caller's own bytes; only with a terminal state.
     pub result: Option<Vec<u8>>,
 }
@@ -185,6 +189,9 @@ impl Head {
         if let Some(result) = &change.result {
             assert!(job.state.is_terminal(), "{name} has a result and is {:?}", job.state);
             self.result_bytes = Some(result.len() as u64);
+        }
+        if let Some(summary) = &change.summary {
+            job.summary.clone_from(summary);
         }
         job.class = change.class.unwrap_or(job.class);
         job.held = change.held.unwrap_or(job.held);

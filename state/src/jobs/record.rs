@@ -60,6 +60,7 @@ pub(super) fn encode_head(head: &Head) -> Vec<u8> {
     for name in [&job.session, &job.label, &job.batch, &job.key] {
         out.option_string(name.as_deref());
     }
+    out.bytes(&job.summary);
     out.seal(&seal_key(Kind::Head, job.number))
 }
 
@@ -91,10 +92,10 @@ pub(super) fn decode_head(number: u64, bytes: &[u8]) -> Result<Head, &'static st
         label: input.option_string()?,
         batch: input.option_string()?,
         key: input.option_string()?,
+        summary: input.rest().to_vec(),
         prompt: Vec::new(),
         request: Vec::new(),
     };
-    input.end()?;
     let head = Head { record, body_bytes, result_bytes };
     match what_contradicts(&head) {
         None => Ok(head),

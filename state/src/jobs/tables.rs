@@ -176,8 +176,13 @@ pub(super) struct Stored {
 pub(super) fn find_job(tx: &ReadTransaction, job: &JobRecord) -> Result<Stored, redb::Error> {
     let is_there = tx.open_table(HEADS)?.get(job.number)?.is_some();
     let Some(key) = &job.key else { return Ok(Stored { is_there, of_key: None }) };
-    let found = tx.open_table(KEYS)?.get(record::key_of_key(&job.tenant, key))?;
-    Ok(Stored { is_there, of_key: found.map(|number| number.value()) })
+    Ok(Stored { is_there, of_key: job_of_key(tx, &job.tenant, key)? })
+}
+
+/// The number of the job that has a tenant's key.
+pub(super) fn job_of_key(tx: &ReadTransaction, tenant: &str, key: &str) -> Result<Option<u64>, redb::Error> {
+    let found = tx.open_table(KEYS)?.get(record::key_of_key(tenant, key))?;
+    Ok(found.map(|number| number.value()))
 }
 
 /// Numbers of a batch's jobs, lowest first.

@@ -32,6 +32,7 @@ pub(crate) fn job(number: u64) -> JobRecord {
         deadline_ms: (random.below(3) == 0).then_some(9_000_000 + number),
         start_by_ms: (random.below(3) == 0).then_some(8_000_000 + number),
         fingerprint: [number as u8; 32],
+        summary: bytes(number + 1, random.below(40) as usize),
         prompt: (0..random.below(300)).map(|_| random.below(150_000) as u32).collect(),
         request: bytes(number, random.below(2000) as usize),
     }
