@@ -15,7 +15,7 @@ use std::{
     path::Path,
 };
 use zllm_wire::{
-    Answer, BUILTIN_TEMPLATES, JobId, ModelInfo, Op, Prompt, Submit, Template, is_template_file,
+    Answer, BUILTIN_TEMPLATES, Class, JobId, ModelInfo, Op, Prompt, Submit, Template, is_template_file,
     limits::MAX_TEMPLATE_BYTES,
 };
 
@@ -65,7 +65,14 @@ pub(crate) fn submit(context: &Context, args: SubmitArgs) -> Result<(), Failure>
     let info = describe(&mut connection, &args.prompt.model)?;
     needs_template(&args.prompt, &info)?;
     let prompt = prompt(&args.prompt, &text, template);
-    let submit = Submit { prompt, detached: true, stream: args.wait, label: args.label, ..submit };
+    let submit = Submit {
+        prompt,
+        detached: true,
+        stream: args.wait,
+        label: args.label,
+        class: Class::Normal,
+        ..submit
+    };
     let job = accepted(&mut connection, submit)?;
     if context.json {
         output::print_json(&json!({ "job": job }))?;
@@ -118,7 +125,7 @@ pub(crate) fn conversation(messages: &[Value], template: Option<Template>) -> Pr
 fn accepted(connection: &mut Connection, submit: Submit) -> Result<JobId, Failure> {
     connection.send(Op::Submit(Box::new(submit)))?;
     match connection.answer()? {
-        Answer::Accepted { job } => Ok(job),
+        Answer::Accepted { job, .. } => Ok(job),
         other => Err(unexpected(&other)),
     }
 }
@@ -135,6 +142,11 @@ fn without_prompt(args: &PromptArgs) -> Result<Submit, Failure> {
         detached: false,
         stream: true,
         label: None,
+        class: Class::Interactive,
+        deadline_ms: None,
+        max_wait_ms: None,
+        key: None,
+        batch: None,
     })
 }
 

@@ -8,8 +8,8 @@ use crate::output;
 use crate::units::{self, Align, Table, bytes_or_dash};
 use serde_json::json;
 use zllm_wire::{
-    Answer, ChoiceEnd, FinishReason, JobDetail, JobId, JobInfo, JobState, Op, SessionDetail, SessionInfo,
-    SessionRef, SessionState, ShowTarget, StopCause, Tenant, Tier,
+    Answer, CancelTarget, ChoiceEnd, FinishReason, JobDetail, JobId, JobInfo, JobState, Op, SessionDetail,
+    SessionInfo, SessionRef, SessionState, ShowTarget, StopCause, Tenant, Tier,
 };
 
 /// `list`: all, or only one kind, or only those of one tenant.
@@ -63,9 +63,12 @@ pub(crate) fn show(context: &Context, id: &str, tenant: Option<Tenant>) -> Resul
 
 /// `cancel`.
 pub(crate) fn cancel(context: &Context, job: JobId) -> Result<(), Failure> {
-    match context.ask(Op::Cancel { job: job.clone() })? {
-        Answer::Done if context.json => output::print_json(&json!({ "cancelled": job })),
-        Answer::Done => output::print(&format!("{job} cancelled\n")),
+    match context.ask(Op::Cancel { target: CancelTarget::Job(job.clone()) })? {
+        Answer::Cancelled { jobs } if context.json => {
+            output::print_json(&json!({ "cancelled": job, "jobs": jobs }))
+        }
+        Answer::Cancelled { jobs: 0 } => output::print(&format!("{job} had ended\n")),
+        Answer::Cancelled { .. } => output::print(&format!("{job} cancelled\n")),
         other => Err(unexpected(&other)),
     }
 }

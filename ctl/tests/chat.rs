@@ -33,7 +33,7 @@ fn turn(messages: &'static str, answer: &'static str) -> Box<dyn FnOnce(Peer) + 
         let Request { id, body: Op::Submit(submit) } = peer.request() else { panic!("no submission") };
         let prompt = Prompt::Chat { messages_json: messages.into(), tools_json: None, template: None };
         assert_eq!((submit.prompt, submit.detached), (prompt, false));
-        peer.reply(id, Answer::Accepted { job: job() });
+        peer.reply(id, Answer::Accepted { job: job(), known: false });
         peer.events(id, 0, [text(answer), finished()]);
         peer.reply(id, Answer::Done);
     })
@@ -51,7 +51,7 @@ fn a_conversation() {
     let cut: Box<dyn FnOnce(Peer) + Send> = Box::new(|mut peer| {
         peer.welcome();
         let Request { id, body: Op::Submit(_) } = peer.request() else { panic!("no submission") };
-        peer.reply(id, Answer::Accepted { job: job() });
+        peer.reply(id, Answer::Accepted { job: job(), known: false });
         peer.events(id, 0, [text("\u{1b}[31mred")]);
         assert!(peer.client_leaves());
     });

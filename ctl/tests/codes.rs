@@ -28,7 +28,7 @@ fn a_job_that_does_not_end_well_is_2() {
         Daemon::once(move |mut peer| {
             peer.welcome();
             let (id, _) = peer.load_then_submission(true);
-            peer.reply(id, Answer::Accepted { job: job() });
+            peer.reply(id, Answer::Accepted { job: job(), known: false });
             peer.events(id, 0, [text("so far")]);
             peer.events(id, 1, event.clone());
             if event.is_some() {

@@ -13,6 +13,9 @@ fn job_info() -> JobInfo {
         tenant: None,
         session: Some(SessionId::new("s-1").unwrap()),
         state: JobState::Queued,
+        class: Class::Normal,
+        held: false,
+        batch: None,
         detached: true,
         queue_position: 2,
         prompt_tokens: 23,
@@ -96,6 +99,11 @@ fn one_job_and_one_session() {
         finish: None,
         usage: None,
         error: Some("out of blocks".into()),
+        attempts: 1,
+        deadline_ms: None,
+        max_wait_ms: None,
+        key: None,
+        timeline: vec![],
     };
     let page = "\
 job           j-01
@@ -157,6 +165,7 @@ fn status() -> Status {
             description: "AVX2".into(),
             total_bytes: 8 << 30,
             used_bytes: 300 << 20,
+            busy: 0.5,
         }],
         blocks: vec![BlockUsage {
             model: "m".into(),
@@ -182,7 +191,11 @@ fn status() -> Status {
         },
         queued_jobs: 1,
         queue_capacity: 64,
+        held_jobs: 0,
+        parked_jobs: 0,
         running_jobs: 2,
+        jobs_durable: true,
+        jobs_fault: None,
         sessions: 1,
         connections: 4,
         jobs_done: 5,
@@ -192,6 +205,7 @@ fn status() -> Status {
         prompt_tokens: 9,
         cached_tokens: 10,
         generated_tokens: 11,
+        speed: Speed::default(),
     }
 }
 
@@ -243,9 +257,12 @@ m             device  1.0 MiB    100    10      20
 
 #[test]
 fn short_answers() {
-    let cancel = || Op::Cancel { job: job() };
-    assert_eq!(says(cancel(), Answer::Done, &["cancel", "j-01"]), "j-01 cancelled\n");
-    assert_eq!(says(cancel(), Answer::Done, &["cancel", "j-01", "--json"]), "{\"cancelled\":\"j-01\"}\n");
+    let cancel = || Op::Cancel { target: CancelTarget::Job(job()) };
+    let cancelled = |jobs| Answer::Cancelled { jobs };
+    assert_eq!(says(cancel(), cancelled(1), &["cancel", "j-01"]), "j-01 cancelled\n");
+    assert_eq!(says(cancel(), cancelled(0), &["cancel", "j-01"]), "j-01 had ended\n");
+    let json = "{\"cancelled\":\"j-01\",\"jobs\":1}\n";
+    assert_eq!(says(cancel(), cancelled(1), &["cancel", "j-01", "--json"]), json);
     let evicted = || Answer::Evicted { sessions: 1, blocks: 2, bytes: 2 << 20 };
     let all = || Op::Evict { target: EvictTarget::All, tier: None };
     assert_eq!(says(all(), evicted(), &["evict", "--all"]), "1 session, 2 blocks, 2.0 MiB freed\n");

@@ -34,7 +34,7 @@ fn answers_hello(mut peer: Peer, has_template: bool, check: impl FnOnce(Submit))
     peer.welcome();
     let (id, submit) = peer.load_then_submission(has_template);
     check(submit);
-    peer.reply(id, Answer::Accepted { job: job() });
+    peer.reply(id, Answer::Accepted { job: job(), known: false });
     let queued = Event::Queued { position: 1 };
     let cached_by_tier = TokenTiers { device: 10, ram: 0, ssd: 6 };
     let started = Event::Started { cached_tokens: 16, cached_by_tier, prompt_tokens: 23 };
@@ -92,6 +92,11 @@ fn run_streams_an_answer() {
                 detached: false,
                 stream: true,
                 label: None,
+                class: Class::Interactive,
+                deadline_ms: None,
+                max_wait_ms: None,
+                key: None,
+                batch: None,
             };
             assert_eq!(submit, wanted);
         })
@@ -133,7 +138,7 @@ fn other_answers_follow_the_first() {
         peer.welcome();
         let (id, submit) = peer.load_then_submission(true);
         assert_eq!(submit.params.n, Some(3));
-        peer.reply(id, Answer::Accepted { job: job() });
+        peer.reply(id, Answer::Accepted { job: job(), known: false });
         let part =
             |choice, text: &str| Event::Text { choice, text: text.into(), tokens: 1, logprobs: vec![] };
         peer.events(id, 0, [part(0, "a"), part(2, "x"), part(0, "b"), part(2, "y\n"), finished()]);
@@ -265,7 +270,7 @@ fn a_reader_that_has_gone_ends_it_quietly() {
     let daemon = Daemon::once(|mut peer| {
         peer.welcome();
         let (id, _) = peer.load_then_submission(true);
-        peer.reply(id, Answer::Accepted { job: job() });
+        peer.reply(id, Answer::Accepted { job: job(), known: false });
         let mut offset = 0;
         while peer.try_reply(id, Answer::Event { offset, event: text("more\n") }) {
             offset += 1;
@@ -285,7 +290,7 @@ fn ctrl_c_frees_the_slot() {
     let daemon = Daemon::once(|mut peer| {
         peer.welcome();
         let (id, _) = peer.load_then_submission(true);
-        peer.reply(id, Answer::Accepted { job: job() });
+        peer.reply(id, Answer::Accepted { job: job(), known: false });
         peer.events(id, 0, [text("begun")]);
         assert!(peer.client_leaves());
     });
@@ -303,7 +308,7 @@ fn a_second_ctrl_c_quits_at_once() {
     let daemon = Daemon::once(|mut peer| {
         peer.welcome();
         let (id, _) = peer.load_then_submission(true);
-        peer.reply(id, Answer::Accepted { job: job() });
+        peer.reply(id, Answer::Accepted { job: job(), known: false });
         // More than a pipe holds, so that the client is stuck writing it when the signals come.
         peer.events(id, 0, [text("begun"), text(&"x".repeat(1 << 20))]);
         assert!(peer.client_leaves());
@@ -328,7 +333,7 @@ fn submit_prints_the_job() {
             let Request { id, body: Op::Submit(submit) } = peer.request() else { panic!("no submission") };
             assert!(submit.detached && submit.stream == stream, "{submit:?}");
             assert_eq!(submit.label.as_deref(), Some("mine"));
-            peer.reply(id, Answer::Accepted { job: job() });
+            peer.reply(id, Answer::Accepted { job: job(), known: false });
             if stream {
                 peer.events(id, 0, [text("answer\n"), finished()]);
             }

@@ -79,7 +79,7 @@ pub(crate) const READ_BATCH_EVENTS: usize = 64;
 /// Log probabilities that one job may report, alternatives included: about 32 MiB of its log.
 pub(crate) const MAX_LOGPROBS_PER_JOB: u64 = 512 << 10;
 /// Longest label of a job, in bytes.
-pub(crate) const MAX_LABEL_BYTES: usize = 256;
+pub(crate) const MAX_LABEL_BYTES: usize = zllm_wire::limits::MAX_LABEL_BYTES;
 /// Longest name of a client in its hello, in bytes, as it is logged.
 pub(crate) const MAX_CLIENT_NAME_BYTES: usize = 128;
 

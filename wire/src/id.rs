@@ -1,10 +1,10 @@
 //! Ids as clients see them, and token ids in bulk.
 //!
 //! Invariant: a [`JobId`] begins with `j-` and a [`SessionId`] does not, so that one word on a command line says
-//! which of the two it is. These and a [`Tenant`] are 1 to [`MAX_ID_BYTES`] bytes of `A-Z a-z 0-9 . _ -`: printable, without quoting,
+//! which of the two it is. These, a [`BatchId`] and a [`Tenant`] are 1 to [`MAX_ID_BYTES`] bytes of `A-Z a-z 0-9 . _ -`: printable, without quoting,
 //! in a terminal, a URL and a file name. Ids that the daemon makes sort by the time they were made.
 
-use crate::limits::MAX_ID_BYTES;
+use crate::limits::{MAX_ID_BYTES, MAX_KEY_BYTES};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::fmt;
 
@@ -36,6 +36,18 @@ pub enum IdError {
     NotASession {
         /// What was given.
         id: String,
+    },
+    /// An idempotency key that is empty or too long.
+    #[error("idempotency key of {bytes} bytes; 1 to {MAX_KEY_BYTES} are allowed")]
+    KeyLength {
+        /// Length of what was given.
+        bytes: usize,
+    },
+    /// A character that idempotency keys do not have.
+    #[error("idempotency key has the character {character:?}; printable ASCII is allowed")]
+    KeyCharacter {
+        /// The first bad character.
+        character: char,
     },
 }
 
@@ -103,6 +115,54 @@ impl Tenant {
     }
 }
 
+/// The name of a batch of jobs of one tenant; see the invariants of this file.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct BatchId(String);
+
+impl BatchId {
+    /// Proves that `id` is one.
+    ///
+    /// # Errors
+    /// See [`IdError`].
+    pub fn new(id: impl Into<String>) -> Result<Self, IdError> {
+        Ok(Self(checked(id.into())?))
+    }
+
+    /// The id as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// What a client calls a submission, so that the same one sent again makes no second job: 1 to [`MAX_KEY_BYTES`] bytes
+/// of printable ASCII. Each tenant has its own.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct IdempotencyKey(String);
+
+impl IdempotencyKey {
+    /// Proves that `key` is one.
+    ///
+    /// # Errors
+    /// See [`IdError`].
+    pub fn new(key: impl Into<String>) -> Result<Self, IdError> {
+        let key = key.into();
+        if !(1..=MAX_KEY_BYTES).contains(&key.len()) {
+            return Err(IdError::KeyLength { bytes: key.len() });
+        }
+        match key.chars().find(|c| !matches!(c, ' '..='~')) {
+            Some(character) => Err(IdError::KeyCharacter { character }),
+            None => Ok(Self(key)),
+        }
+    }
+
+    /// The key as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
 fn checked(id: String) -> Result<String, IdError> {
     if !(1..=MAX_ID_BYTES).contains(&id.len()) {
         return Err(IdError::Length { bytes: id.len() });
@@ -142,6 +202,8 @@ macro_rules! string_conversions {
 string_conversions!(JobId);
 string_conversions!(SessionId);
 string_conversions!(Tenant);
+string_conversions!(BatchId);
+string_conversions!(IdempotencyKey);
 
 /// Token ids in bulk. On the wire a byte string of little-endian `u32`s: four bytes an id, decoded in one pass and
 /// counted by the frame's limit as what it is. In JSON an array of numbers.

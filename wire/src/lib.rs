@@ -21,14 +21,15 @@ pub mod limits;
 mod message;
 mod params;
 pub mod paths;
+mod queue;
 mod template;
 
 pub use codec::{VERSION, WireError, decode, encode};
 pub use frame::{FrameDecoder, read_frame, write_frame};
-pub use id::{IdError, JobId, SessionId, Tenant, TokenIds};
+pub use id::{BatchId, IdError, IdempotencyKey, JobId, SessionId, Tenant, TokenIds};
 pub use info::{
-    BlockUsage, ChoiceDetail, DeviceInfo, JobDetail, JobInfo, JobState, ModelInfo, ModelState, SessionDetail,
-    SessionInfo, SessionState, Status,
+    BlockUsage, ChoiceDetail, DeviceInfo, JobDetail, JobInfo, JobState, ModelInfo, ModelState, Percentiles,
+    SessionDetail, SessionInfo, SessionState, Speed, Status,
 };
 pub use kv::{
     BlockRun, BlockState, CacheOutcome, CacheStory, CheckReport, KvStatus, ModelRate, Residency, SessionRef,
@@ -41,4 +42,8 @@ pub use message::{
 };
 pub use params::{GenerationParams, LogitBias, SamplingParams};
 pub use paths::{default_models_dir, default_socket_path, find_socket_path};
+pub use queue::{
+    BatchJob, BatchPage, CancelTarget, Class, ClassLoad, Moment, MomentKind, Phase, QueueLoad, QueueReport,
+    RunningJob, TenantLoad, WaitReason, WaitingJob,
+};
 pub use template::{BUILTIN_TEMPLATES, is_template_file};

@@ -11,8 +11,14 @@ pub const MAX_DECODED_BYTES: usize = 2 * MAX_FRAME_BYTES;
 /// Bytes of the length prefix in front of every frame (a little-endian `u32`).
 pub const LENGTH_BYTES: usize = 4;
 
-/// Longest job id, session id or tenant, in bytes.
+/// Longest job id, session id, batch id or tenant, in bytes.
 pub const MAX_ID_BYTES: usize = 64;
+
+/// Longest idempotency key, in bytes.
+pub const MAX_KEY_BYTES: usize = 128;
+
+/// Longest label of a job, in bytes.
+pub const MAX_LABEL_BYTES: usize = 256;
 
 /// Longest text of a chat template that a request brings, in bytes.
 pub const MAX_TEMPLATE_BYTES: usize = 128 << 10;
@@ -37,6 +43,15 @@ pub const MAX_LOGIT_BIASES: usize = 1024;
 
 /// Rows of sessions, and rows of jobs, in one listing; the daemon sends the latest ones.
 pub const MAX_LIST_ROWS: usize = 4096;
+
+/// Jobs of one batch.
+pub const MAX_BATCH_JOBS: usize = 50_000;
+
+/// Jobs in one answer about a batch: with the longest labels they fit in a frame.
+pub const MAX_BATCH_ROWS: usize = 16_384;
+
+/// Moments in the timeline of a job: the first half of them, and the latest.
+pub const MAX_MOMENTS: usize = 256;
 
 /// Runs of blocks in the map of one tier; more are taken together.
 pub const MAX_TIER_RUNS: usize = 4096;

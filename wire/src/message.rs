@@ -1,9 +1,10 @@
 //! The conversation: frames of either direction, operations, answers and events.
 
-use crate::id::{JobId, SessionId, Tenant, TokenIds};
+use crate::id::{BatchId, IdempotencyKey, JobId, SessionId, Tenant, TokenIds};
 use crate::info::{JobDetail, JobInfo, ModelInfo, SessionDetail, SessionInfo, Status};
 use crate::kv::{CacheStory, CheckReport, Residency, SessionRef, Tier, TokenTiers};
 use crate::params::GenerationParams;
+use crate::queue::{BatchPage, CancelTarget, Class, QueueReport};
 use serde::{Deserialize, Serialize};
 
 /// What a client sends.
@@ -85,10 +86,10 @@ pub enum Op {
         /// Offset of the first event wanted; 0 is the first of all.
         from: u64,
     },
-    /// End a job: [`Answer::Done`], also when it had ended.
+    /// End jobs: [`Answer::Cancelled`], also when they had ended. One that waited never runs.
     Cancel {
-        /// The job.
-        job: JobId,
+        /// Which.
+        target: CancelTarget,
     },
     /// Sessions and jobs: [`Answer::Listing`].
     List,
@@ -163,6 +164,39 @@ pub enum Op {
         /// The job.
         job: JobId,
     },
+    /// Who waits, who runs, and how full the queue is: [`Answer::Queue`].
+    Queue,
+    /// Let a job wait until it is released: [`Answer::Done`], also when it was held. One that runs is parked.
+    Hold {
+        /// The job.
+        job: JobId,
+    },
+    /// Let a job that is held have its turn: [`Answer::Done`], also when it was not held.
+    Release {
+        /// The job.
+        job: JobId,
+    },
+    /// Make a job more or less urgent: [`Answer::Done`].
+    SetClass {
+        /// The job.
+        job: JobId,
+        /// Its new class.
+        class: Class,
+    },
+    /// Let nothing that waits start, until [`Op::Resume`]: [`Answer::Done`]. What runs goes on. New jobs that are detached
+    /// wait, others are refused.
+    Drain,
+    /// End a drain: [`Answer::Done`], also when there was none.
+    Resume,
+    /// The jobs of a batch, those that were submitted first first: [`Answer::BatchJobs`].
+    BatchJobs {
+        /// Whose it is.
+        tenant: Option<Tenant>,
+        /// The batch.
+        batch: BatchId,
+        /// Only those that were submitted after this one: the last of the answer before. `None`: from the first on.
+        after: Option<JobId>,
+    },
 }
 
 /// A new job.
@@ -178,12 +212,23 @@ pub struct Submit {
     pub session: Option<SessionId>,
     /// Whose it is: only KV of the same tenant is found, and the session is the tenant's. `None` is one of its own.
     pub tenant: Option<Tenant>,
-    /// `false`: the job is cancelled when this connection goes away.
+    /// Whether it goes on without this connection, and without this process of the daemon: it is on the disk before it is
+    /// acknowledged. `false`: the job is cancelled when this connection goes away.
     pub detached: bool,
     /// Whether its events follow on this connection.
     pub stream: bool,
-    /// A name for people to recognise it by.
+    /// A name for people to recognise it by; at most [`crate::limits::MAX_LABEL_BYTES`].
     pub label: Option<String>,
+    /// How urgent it is.
+    pub class: Class,
+    /// It fails when it has not ended so long from now.
+    pub deadline_ms: Option<u64>,
+    /// It fails when it has not started so long from now.
+    pub max_wait_ms: Option<u64>,
+    /// When the same tenant submitted a job with this key before, that one is the answer. Only for detached jobs.
+    pub key: Option<IdempotencyKey>,
+    /// The batch that it is a part of; at most [`crate::limits::MAX_BATCH_JOBS`] are.
+    pub batch: Option<BatchId>,
 }
 
 /// What a model is given.
@@ -283,6 +328,8 @@ pub enum Answer {
     Accepted {
         /// Its id.
         job: JobId,
+        /// Whether it was there: it is the first one of the request's key.
+        known: bool,
     },
     /// An event of a job. Not final.
     Event {
@@ -335,6 +382,15 @@ pub enum Answer {
     Checked(Box<CheckReport>),
     /// Why a job found what it found in the cache.
     Why(Box<CacheStory>),
+    /// What was cancelled.
+    Cancelled {
+        /// Jobs that were ended by it; those that had ended before do not count.
+        jobs: u32,
+    },
+    /// Who waits, who runs, and how full the queue is.
+    Queue(Box<QueueReport>),
+    /// Jobs of a batch.
+    BatchJobs(BatchPage),
 }
 
 impl Answer {

@@ -1,4 +1,4 @@
-//! The exact bytes of some frames, in `golden.txt`. They were printed by this test at version 3; a difference is a
+//! The exact bytes of some frames, in `golden.txt`. They were printed by this test at version 4; a difference is a
 //! change of the format and needs a new version.
 
 mod common;
@@ -33,6 +33,12 @@ fn frames() -> String {
     }
     for (index, outcome) in outcomes().into_iter().enumerate() {
         row(&format!("outcome {index}"), encode(&outcome).unwrap());
+    }
+    for (index, why) in wait_reasons().into_iter().enumerate() {
+        row(&format!("wait {index}"), encode(&why).unwrap());
+    }
+    for (index, what) in moments().into_iter().enumerate() {
+        row(&format!("moment {index}"), encode(&what).unwrap());
     }
     for (index, event) in events().into_iter().enumerate() {
         row(&format!("event {index}"), encode(&event).unwrap());
@@ -78,6 +84,8 @@ fn the_documentation_shows_these_bytes() {
     described(page, "StopCause", stop_causes());
     described(page, "Prompt", prompts());
     described(page, "CacheOutcome", outcomes());
+    described(page, "WaitReason", wait_reasons());
+    described(page, "MomentKind", moments());
     described(page, "ClientFrame", client_frames());
     described(page, "ServerFrame", server_frames());
 }

@@ -6,8 +6,8 @@ use common::*;
 use proptest::prelude::*;
 use std::io::Cursor;
 use zllm_wire::limits::{
-    LENGTH_BYTES, MAX_DRY_BREAKERS, MAX_FRAME_BYTES, MAX_LOGIT_BIASES, MAX_RUN_SESSIONS, MAX_STOP_STRINGS,
-    MAX_STOP_TOKENS, MAX_TIER_RUNS,
+    LENGTH_BYTES, MAX_BATCH_ROWS, MAX_DRY_BREAKERS, MAX_FRAME_BYTES, MAX_LIST_ROWS, MAX_LOGIT_BIASES,
+    MAX_MOMENTS, MAX_RUN_SESSIONS, MAX_STOP_STRINGS, MAX_STOP_TOKENS, MAX_TIER_RUNS,
 };
 use zllm_wire::*;
 
@@ -67,6 +67,14 @@ fn lists_inside_a_frame_are_bounded() {
     assert!(matches!(decode::<TierMap>(&encode(&map).unwrap()), Err(WireError::Malformed(_))));
     map.runs = vec![run(MAX_RUN_SESSIONS + 1)];
     assert!(matches!(decode::<TierMap>(&encode(&map).unwrap()), Err(WireError::Malformed(_))));
+    let moments = |n| JobDetail { timeline: vec![timeline()[0]; n], ..job_detail() };
+    assert!(decode::<JobDetail>(&encode(&moments(MAX_MOMENTS)).unwrap()).is_ok());
+    let over = encode(&moments(MAX_MOMENTS + 1)).unwrap();
+    assert!(matches!(decode::<JobDetail>(&over), Err(WireError::Malformed(_))));
+    let over = QueueReport { waiting: vec![waiting(WaitReason::Turn); MAX_LIST_ROWS + 1], ..queue() };
+    assert!(matches!(decode::<QueueReport>(&encode(&over).unwrap()), Err(WireError::Malformed(_))));
+    let over = BatchPage { jobs: vec![batch_job(String::new()); MAX_BATCH_ROWS + 1], more: false };
+    assert!(matches!(decode::<BatchPage>(&encode(&over).unwrap()), Err(WireError::Malformed(_))));
     // A token list of 5 bytes is no list of ids.
     let ragged = frame_of(&[VERSION, 5, 0, 0, 0, 0, 0]);
     assert!(matches!(decode::<TokenIds>(&ragged), Err(WireError::Malformed(_))));
@@ -127,7 +135,7 @@ proptest! {
     }
 
     #[test]
-    fn one_changed_byte_never_panics(which in 0usize..18, at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+    fn one_changed_byte_never_panics(which in 0usize..21, at in any::<prop::sample::Index>(), byte in any::<u8>()) {
         let frame = ServerFrame::Reply(Reply { id: 1, body: answers().remove(which) });
         let mut bytes = encode(&frame).unwrap();
         let at = at.index(bytes.len());

@@ -28,12 +28,13 @@ fn hostile(head: &[u8], items: u64) -> Vec<u8> {
 }
 
 fn main() {
-    let lists: [(&str, &[u8]); 5] = [
+    let lists: [(&str, &[u8]); 6] = [
         ("hello's client", &[0, VERSION]),
         ("load's model", &[1, 1, 1]),
         ("prompt's tokens", &[1, 1, 3, 1, b'm', 2]),
         ("models", &[2, 1, 2]),
         ("tokens", &[2, 1, 12]),
+        ("jobs of a batch", &[2, 1, 20]),
     ];
     let before = peak_bytes();
     for (name, head) in lists {

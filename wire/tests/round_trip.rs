@@ -67,6 +67,11 @@ fn every_variant_of_every_enum() {
     every_variant(&block_states());
     every_variant(&outcomes());
     every_variant(&ssd_states());
+    every_variant(&cancel_targets());
+    every_variant(&classes());
+    every_variant(&wait_reasons());
+    every_variant(&phases());
+    every_variant(&moments());
 }
 
 #[test]
@@ -96,6 +101,21 @@ fn ids_are_proven_on_both_sides() {
     assert_eq!(Tenant::new("j-7").unwrap().as_str(), "j-7");
     assert!(matches!(Tenant::new("a/b"), Err(IdError::Character { character: '/', .. })));
     assert!(matches!(decode::<Tenant>(&encode(&"").unwrap()), Err(WireError::Malformed(_))));
+    assert_eq!(BatchId::new("nightly").unwrap().as_str(), "nightly");
+    assert!(matches!(BatchId::new(""), Err(IdError::Length { bytes: 0 })));
+    assert_eq!(IdempotencyKey::new(" ~").unwrap().as_str(), " ~");
+    assert!(matches!(IdempotencyKey::new(""), Err(IdError::KeyLength { bytes: 0 })));
+    assert!(matches!(IdempotencyKey::new("x".repeat(129)), Err(IdError::KeyLength { bytes: 129 })));
+    for bad in ['\n', '\u{7f}', 'é'] {
+        let key = format!("a{bad}");
+        assert!(
+            matches!(IdempotencyKey::new(&*key), Err(IdError::KeyCharacter { character }) if character == bad)
+        );
+        assert!(
+            matches!(decode::<IdempotencyKey>(&encode(&key).unwrap()), Err(WireError::Malformed(_))),
+            "{bad}"
+        );
+    }
     for bad in ["j-7", "", "a/b"] {
         assert!(matches!(decode::<SessionId>(&encode(&bad).unwrap()), Err(WireError::Malformed(_))), "{bad}");
     }
@@ -115,6 +135,12 @@ fn a_million_tokens_fit() {
     let jobs = vec![job_info(JobState::Running); limits::MAX_LIST_ROWS];
     let sessions = vec![session_info(SessionState::Idle); limits::MAX_LIST_ROWS];
     round_trip_large(&Answer::Listing { sessions, jobs });
+    let longest = JobId::new(format!("j-{}", "x".repeat(limits::MAX_ID_BYTES - 2))).unwrap();
+    let row = BatchJob { job: longest, ..batch_job("x".repeat(limits::MAX_LABEL_BYTES)) };
+    round_trip_large(&Answer::BatchJobs(BatchPage { jobs: vec![row; limits::MAX_BATCH_ROWS], more: true }));
+    let label = Some("x".repeat(limits::MAX_LABEL_BYTES));
+    let waits = vec![WaitingJob { label, ..waiting(wait_reasons().remove(4)) }; limits::MAX_LIST_ROWS];
+    round_trip_large(&Answer::Queue(Box::new(QueueReport { waiting: waits, ..queue() })));
     let run = BlockRun { blocks: 1, state: BlockState::Cached, sessions: vec![0; 4], age_ms: u64::MAX };
     let mut map = residency().tiers.remove(0);
     map.runs = vec![run; limits::MAX_TIER_RUNS];

@@ -8,7 +8,7 @@ use std::path::Path;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use zllm_wire::{
-    Answer, ClientFrame, ErrorCode, Event, FrameDecoder, GenerationParams, Op, Prompt, Reply, Request,
+    Answer, Class, ClientFrame, ErrorCode, Event, FrameDecoder, GenerationParams, Op, Prompt, Reply, Request,
     ServerFrame, Submit, VERSION,
 };
 
@@ -118,6 +118,11 @@ fn submit_several(model: &str, prompt: &str, max_tokens: u32, n: u32) -> Op {
         detached: false,
         stream: true,
         label: None,
+        class: Class::default(),
+        deadline_ms: None,
+        max_wait_ms: None,
+        key: None,
+        batch: None,
     }))
 }
 

@@ -8,8 +8,8 @@ use crate::limits::{MAX_ENDED_JOBS, MAX_ENDED_LOG_BYTES, STORY_TOKENS};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use zllm_wire::{
-    ChoiceDetail, ChoiceEnd, Event, FinishReason, GenerationParams, JobDetail, JobId, JobInfo, JobState,
-    SessionId, SessionRef, Tenant, TierBytes, Usage,
+    ChoiceDetail, ChoiceEnd, Class, Event, FinishReason, GenerationParams, JobDetail, JobId, JobInfo,
+    JobState, Moment, MomentKind, SessionId, SessionRef, Tenant, TierBytes, Usage,
 };
 
 /// One job.
@@ -17,6 +17,7 @@ use zllm_wire::{
 pub(crate) struct JobRecord {
     pub(crate) id: JobId,
     pub(crate) label: Option<String>,
+    pub(crate) class: Class,
     pub(crate) model: String,
     pub(crate) tenant: String,
     pub(crate) session: Option<SessionId>,
@@ -37,6 +38,8 @@ struct Progress {
     generated_tokens: u64,
     changed_at: Uptime,
     ending: Option<Ending>,
+    /// When it started, had its first token, and ended.
+    moments: Vec<(Uptime, MomentKind)>,
 }
 
 #[derive(Debug)]
@@ -50,6 +53,7 @@ enum Ending {
 pub(crate) struct NewRecord {
     pub(crate) id: JobId,
     pub(crate) label: Option<String>,
+    pub(crate) class: Class,
     pub(crate) model: String,
     pub(crate) tenant: String,
     pub(crate) session: Option<SessionId>,
@@ -69,7 +73,7 @@ pub(crate) struct JobTable {
 
 impl JobTable {
     pub(crate) fn insert(&mut self, number: JobNumber, new: NewRecord, now: Uptime) {
-        let NewRecord { id, label, model, tenant, session, detached, params, prompt_tokens } = new;
+        let NewRecord { id, label, class, model, tenant, session, detached, params, prompt_tokens } = new;
         let span = tracing::info_span!("job", job = %id, model = %model, prompt_tokens);
         let progress = Progress {
             state: JobState::Queued,
@@ -77,11 +81,13 @@ impl JobTable {
             generated_tokens: 0,
             changed_at: now,
             ending: None,
+            moments: vec![(now, MomentKind::Queued)],
         };
         let log = JobLog::new();
         let record = JobRecord {
             id,
             label,
+            class,
             model,
             tenant,
             session,
@@ -121,8 +127,12 @@ impl JobTable {
     /// Notes a sampled token.
     pub(crate) fn token(&mut self, number: JobNumber, now: Uptime) {
         if let Some(record) = self.records.get_mut(&number) {
-            record.progress.generated_tokens += 1;
-            record.progress.changed_at = now;
+            let progress = &mut record.progress;
+            progress.generated_tokens += 1;
+            progress.changed_at = now;
+            if progress.generated_tokens == 1 {
+                progress.moments.push((now, MomentKind::FirstToken));
+            }
         }
     }
 
@@ -133,7 +143,10 @@ impl JobTable {
         progress.changed_at = now;
         match &event {
             Event::Queued { .. } | Event::Text { .. } => {}
-            Event::Started { .. } => progress.state = JobState::Running,
+            Event::Started { cached_tokens, .. } => {
+                progress.state = JobState::Running;
+                progress.moments.push((now, MomentKind::Started { cached_tokens: *cached_tokens }));
+            }
             Event::Finished { reason, choices, usage } => {
                 progress.state =
                     if *reason == FinishReason::Cancelled { JobState::Cancelled } else { JobState::Done };
@@ -146,6 +159,9 @@ impl JobTable {
             }
         }
         let terminal = is_terminal(&event);
+        if terminal {
+            progress.moments.push((now, MomentKind::Ended));
+        }
         record.log.append(event);
         if terminal {
             record.log_end();
@@ -191,6 +207,9 @@ impl JobRecord {
             tenant: self.tenant(),
             session: self.session.clone(),
             state: self.progress.state,
+            class: self.class,
+            held: false,
+            batch: None,
             detached: self.detached,
             queue_position: queue_position as u32,
             prompt_tokens: self.prompt_tokens,
@@ -201,6 +220,10 @@ impl JobRecord {
             age_ms: now.saturating_sub(self.submitted_at).as_millis() as u64,
             idle_ms: now.saturating_sub(self.progress.changed_at).as_millis() as u64,
         }
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.progress.ending.is_some()
     }
 
     /// What was found of its prompt; `None` before it has started.
@@ -218,6 +241,10 @@ impl JobRecord {
             Some(Ending::Finished(_, ends, _)) => ends.get(choice as usize).cloned(),
             _ => None,
         };
+        let moment = |&(at, what): &(Uptime, MomentKind)| {
+            let at_ms = at.saturating_sub(self.submitted_at).as_secs_f64() * 1000.0;
+            Moment { at_ms, what }
+        };
         let choice = |choice| ChoiceDetail { text: self.log.text(choice), end: end(choice) };
         JobDetail {
             info,
@@ -227,6 +254,11 @@ impl JobRecord {
             finish,
             usage,
             error,
+            attempts: u32::from(self.progress.cache.is_some()),
+            deadline_ms: None,
+            max_wait_ms: None,
+            key: None,
+            timeline: self.progress.moments.iter().map(moment).collect(),
         }
     }
 
@@ -261,6 +293,7 @@ mod tests {
             let new = NewRecord {
                 id: JobId::new(format!("j-{number}")).expect("an id"),
                 label: None,
+                class: Class::default(),
                 model: "m".into(),
                 tenant: String::new(),
                 session: None,

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 use zllm_wire::{
-    ErrorCode, Fault, GenerationParams, JobDetail, JobId, JobInfo, ModelState, SessionId, SessionRef,
+    Class, ErrorCode, Fault, GenerationParams, JobDetail, JobId, JobInfo, ModelState, SessionId, SessionRef,
 };
 
 /// A model is wanted: load it unless it is there.
@@ -43,15 +43,16 @@ pub(crate) struct SubmitJob {
     pub(crate) params: GenerationParams,
     pub(crate) session: Option<SessionId>,
     pub(crate) label: Option<String>,
+    pub(crate) class: Class,
     pub(crate) bytes: usize,
     pub(crate) arrived_at: Uptime,
     /// The connection whose end cancels it.
     pub(crate) owner: Option<ConnectionId>,
 }
 
-/// Ends a job; false when there is no such job. One that has ended stays as it is.
+/// Ends a job, and says whether it had not ended; `None` when there is no such job.
 #[derive(Message)]
-#[rtype(result = "bool")]
+#[rtype(result = "Option<bool>")]
 pub(crate) struct CancelJob(pub(crate) JobId);
 
 /// A connection has ended: its jobs go.
@@ -186,6 +187,7 @@ impl Handler<SubmitJob> for SchedulerActor {
         let record = NewRecord {
             id: id.clone(),
             label: job.label,
+            class: job.class,
             model: job.model.to_string(),
             tenant: job.tenant.clone(),
             session: job.session,
@@ -218,14 +220,13 @@ impl Handler<SubmitJob> for SchedulerActor {
 }
 
 impl Handler<CancelJob> for SchedulerActor {
-    type Result = bool;
+    type Result = Option<bool>;
 
-    fn handle(&mut self, CancelJob(id): CancelJob, ctx: &mut Self::Context) -> bool {
-        let known = self.job_number(&id).filter(|&number| self.jobs.get(number).is_some());
-        if let Some(number) = known {
-            self.input(Input::Cancel(number), ctx);
-        }
-        known.is_some()
+    fn handle(&mut self, CancelJob(id): CancelJob, ctx: &mut Self::Context) -> Option<bool> {
+        let number = self.job_number(&id)?;
+        let live = !self.jobs.get(number)?.has_ended();
+        self.input(Input::Cancel(number), ctx);
+        Some(live)
     }
 }
 

@@ -24,8 +24,8 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 use zllm_wire::limits::MAX_LIST_ROWS;
 use zllm_wire::{
-    Answer, BlockUsage, DeviceInfo, ErrorCode, Fault, ModelInfo, ModelState, Op, ShowTarget, Status, Tier,
-    TokenIds,
+    Answer, BlockUsage, CancelTarget, DeviceInfo, ErrorCode, Fault, ModelInfo, ModelState, Op, ShowTarget,
+    Speed, Status, Tier, TokenIds,
 };
 
 /// Everything that requests need.
@@ -103,6 +103,13 @@ pub(super) fn name(op: &Op) -> &'static str {
         Op::Save { .. } => "save",
         Op::Check => "check",
         Op::Why { .. } => "why",
+        Op::Queue => "queue",
+        Op::Hold { .. } => "hold",
+        Op::Release { .. } => "release",
+        Op::SetClass { .. } => "set class",
+        Op::Drain => "drain",
+        Op::Resume => "resume",
+        Op::BatchJobs { .. } => "batch jobs",
     }
 }
 
@@ -123,9 +130,10 @@ pub(super) async fn answer(
             let log = log.ok_or_else(|| not_found("job", &job))?;
             submit::stream(log.reader(from), replies).await
         }
-        Op::Cancel { job } => {
-            let known = services.ask_scheduler(CancelJob(job.clone())).await?;
-            if known { Ok(Answer::Done) } else { Err(not_found("job", &job).into()) }
+        Op::Cancel { target: CancelTarget::Job(job) } => {
+            let ended = services.ask_scheduler(CancelJob(job.clone())).await?;
+            let ended = ended.ok_or_else(|| not_found("job", &job))?;
+            Ok(Answer::Cancelled { jobs: ended.into() })
         }
         Op::List => services.list().await,
         Op::Show(ShowTarget::Job(job)) => {
@@ -149,6 +157,14 @@ pub(super) async fn answer(
             Ok(Answer::Tokens(TokenIds(tokens)))
         }
         Op::Inspect(target) => Ok(Answer::Inspection { json: submit::inspect(target, services).await? }),
+        Op::Cancel { .. }
+        | Op::Queue
+        | Op::Hold { .. }
+        | Op::Release { .. }
+        | Op::SetClass { .. }
+        | Op::Drain
+        | Op::Resume
+        | Op::BatchJobs { .. } => Err(fault(ErrorCode::Invalid, "not served yet").into()),
         Op::Stop { drain } => {
             services.stop.stop(if drain { StopReason::Drain } else { StopReason::Now });
             Ok(Answer::Done)
@@ -275,12 +291,17 @@ impl Services {
                 description: device.description.description,
                 total_bytes: device.description.total_bytes,
                 used_bytes,
+                busy: 0.0,
             }],
             blocks: blocks.collect(),
             kv: kv_status(&kv),
             queued_jobs: load.queued_jobs as u32,
             queue_capacity: self.queue_capacity as u32,
+            held_jobs: 0,
+            parked_jobs: 0,
             running_jobs: load.running_jobs as u32,
+            jobs_durable: false,
+            jobs_fault: Some("detached jobs are kept in memory only".into()),
             sessions: kv.sessions as u32,
             connections: self.metrics.connections().get() as u32,
             jobs_done: totals.done,
@@ -290,6 +311,7 @@ impl Services {
             prompt_tokens: totals.prompt_tokens,
             cached_tokens: totals.cached_tokens,
             generated_tokens: totals.generated_tokens,
+            speed: Speed::default(),
         })
     }
 }

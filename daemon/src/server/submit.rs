@@ -26,7 +26,15 @@ pub(super) async fn submit(
     services: &Services,
 ) -> Result<Answer, Unanswered> {
     let arrived_at = services.clock.now();
-    let Submit { model, prompt, params, session, tenant, detached, stream: streamed, label } = request;
+    let Submit { model, prompt, params, session, tenant, detached, stream: streamed, label, class, .. } =
+        request;
+    if request.deadline_ms.or(request.max_wait_ms).is_some()
+        || request.key.is_some()
+        || request.batch.is_some()
+    {
+        let message = "deadline_ms, max_wait_ms, key and batch are not served yet";
+        return Err(refuse(services, fault(ErrorCode::Invalid, message)).into());
+    }
     if label.as_ref().is_some_and(|label| label.len() > MAX_LABEL_BYTES) {
         let message = format!("the label is longer than {MAX_LABEL_BYTES} bytes");
         return Err(refuse(services, fault(ErrorCode::Invalid, message)).into());
@@ -45,13 +53,14 @@ pub(super) async fn submit(
         params,
         session,
         label,
+        class,
         bytes,
         arrived_at,
         owner: (!detached).then_some(connection),
     };
     let (job, log) = services.ask_scheduler(job).await??;
     tracing::debug!(%job, "accepted");
-    replies.send(Answer::Accepted { job }).await?;
+    replies.send(Answer::Accepted { job, known: false }).await?;
     if streamed { stream(log.reader(0), replies).await } else { Ok(Answer::Done) }
 }
 

@@ -3,8 +3,8 @@
 use crate::common::{Answered, Builder, Client, Daemon, greedy, now, wait_for};
 use std::time::Duration;
 use zllm_wire::{
-    Answer, ErrorCode, Event, EvictTarget, FinishReason, JobState, Op, Prompt, SessionId, SessionRef,
-    ShowTarget, Submit, TokenIds,
+    Answer, CancelTarget, ErrorCode, Event, EvictTarget, FinishReason, JobState, Op, Prompt, SessionId,
+    SessionRef, ShowTarget, Submit, TokenIds,
 };
 
 const PROMPTS: [&str; 4] = [
@@ -118,14 +118,21 @@ fn a_client_that_vanishes_or_cancels_frees_its_slot_within_a_second() {
     let (id, job) = watcher.submit(endless());
     watcher.first_text(id);
     let start = now();
-    assert_eq!(watcher.ask(Op::Cancel { job: job.clone() }), Answer::Done);
+    assert_eq!(
+        watcher.ask(Op::Cancel { target: CancelTarget::Job(job.clone()) }),
+        Answer::Cancelled { jobs: 1 }
+    );
     let answer = watcher.finish(id);
     assert!(now() - start < Duration::from_secs(1), "{:?}", now() - start);
     assert!(matches!(
         answer.events.last(),
         Some((_, Event::Finished { reason: FinishReason::Cancelled, .. }))
     ));
-    assert_eq!(watcher.ask(Op::Cancel { job }), Answer::Done, "cancelling an ended job is done already");
+    assert_eq!(
+        watcher.ask(Op::Cancel { target: CancelTarget::Job(job) }),
+        Answer::Cancelled { jobs: 0 },
+        "cancelling an ended job is done already"
+    );
     let status = watcher.status();
     assert_eq!((status.running_jobs, status.queued_jobs, status.jobs_cancelled), (0, 0, 2));
     assert_eq!(status.blocks[0].used, 0, "all blocks are back");
@@ -144,7 +151,7 @@ fn a_cancelled_job_sends_the_text_held_back_for_a_stop_string() {
         Answer::Job(detail) => (detail.info.generated_tokens >= 5).then_some(()),
         other => panic!("no job but {other:?}"),
     });
-    client.ask(Op::Cancel { job });
+    client.ask(Op::Cancel { target: CancelTarget::Job(job) });
     let answer = client.finish(id);
     let Some((_, Event::Finished { reason: FinishReason::Cancelled, usage, .. })) = answer.events.last()
     else {

@@ -4,7 +4,9 @@ use crate::common::{Builder, Client, Daemon, MODEL, NotifySocket, get, greedy, n
 use std::os::unix::net::UnixListener;
 use std::process::Command;
 use std::time::Duration;
-use zllm_wire::{Answer, ClientFrame, Event, FinishReason, Op, Request, ServerFrame, Submit, VERSION};
+use zllm_wire::{
+    Answer, CancelTarget, ClientFrame, Event, FinishReason, Op, Request, ServerFrame, Submit, VERSION,
+};
 
 /// A prompt of about this many tokens.
 fn long_prompt(words: usize) -> String {
@@ -35,7 +37,7 @@ fn status_and_list_answer_while_a_long_prefill_runs() {
     // One answer in ten may be late because this test itself was not run in time on a machine with other work.
     took.sort();
     assert!(took[took.len() * 9 / 10] < Duration::from_millis(100), "{took:?}");
-    client.ask(Op::Cancel { job });
+    client.ask(Op::Cancel { target: CancelTarget::Job(job) });
     busy.finish(id);
 }
 
@@ -241,7 +243,7 @@ fn metrics_count_what_was_run() {
     let second = client.run(greedy(&prompt, 10)).usage.expect("finished");
     let (id, job) = client.submit(greedy("endless", 1000));
     client.first_text(id);
-    client.ask(Op::Cancel { job });
+    client.ask(Op::Cancel { target: CancelTarget::Job(job) });
     let third = client.finish(id).usage.expect("finished");
 
     let page = get(&daemon.metrics_socket(), "/metrics").expect("a scrape").body;

@@ -2,8 +2,8 @@
 
 use crate::common::{Answered, Client, Daemon, greedy};
 use zllm_wire::{
-    Answer, ChoiceEnd, ErrorCode, Event, EvictTarget, FinishReason, GenerationParams, Op, ShowTarget,
-    StopCause, Submit, TokenLogprob,
+    Answer, CancelTarget, ChoiceEnd, ErrorCode, Event, EvictTarget, FinishReason, GenerationParams, Op,
+    ShowTarget, StopCause, Submit, TokenLogprob,
 };
 
 type Change = fn(&mut GenerationParams);
@@ -195,7 +195,7 @@ fn several_answers_share_the_prompt_and_are_each_their_own_seeds() {
         ..request(None)
     });
     client.first_text(id);
-    client.ask(Op::Cancel { job });
+    client.ask(Op::Cancel { target: CancelTarget::Job(job) });
     let cancelled = client.finish(id);
     let Some((_, Event::Finished { reason: FinishReason::Cancelled, choices, .. })) = cancelled.events.last()
     else {

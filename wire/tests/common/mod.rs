@@ -15,6 +15,14 @@ pub(crate) fn tenant() -> Tenant {
     Tenant::new("t").unwrap()
 }
 
+pub(crate) fn batch() -> BatchId {
+    BatchId::new("b").unwrap()
+}
+
+pub(crate) fn key() -> IdempotencyKey {
+    IdempotencyKey::new("a key").unwrap()
+}
+
 pub(crate) fn session_ref() -> SessionRef {
     SessionRef { tenant: Some(tenant()), id: session() }
 }
@@ -83,6 +91,11 @@ pub(crate) fn submit(prompt: Prompt) -> Submit {
         detached: true,
         stream: false,
         label: Some("l".into()),
+        class: Class::Batch,
+        deadline_ms: Some(600_000),
+        max_wait_ms: Some(30_000),
+        key: Some(key()),
+        batch: Some(batch()),
     }
 }
 
@@ -110,7 +123,7 @@ pub(crate) fn ops() -> Vec<Op> {
         Op::Unload { model: "m".into() },
         Op::Submit(Box::new(submit(prompts().remove(0)))),
         Op::Attach { job: job(), from: 1 << 40 },
-        Op::Cancel { job: job() },
+        Op::Cancel { target: cancel_targets().remove(2) },
         Op::List,
         Op::Show(ShowTarget::Session(session_ref())),
         Op::Evict { target: EvictTarget::OlderThan { idle_ms: 7_200_000 }, tier: Some(Tier::Ram) },
@@ -126,7 +139,114 @@ pub(crate) fn ops() -> Vec<Op> {
         Op::Save { session: None },
         Op::Check,
         Op::Why { job: job() },
+        Op::Queue,
+        Op::Hold { job: job() },
+        Op::Release { job: job() },
+        Op::SetClass { job: job(), class: Class::Interactive },
+        Op::Drain,
+        Op::Resume,
+        Op::BatchJobs { tenant: Some(tenant()), batch: batch(), after: Some(job()) },
     ]
+}
+
+pub(crate) fn cancel_targets() -> Vec<CancelTarget> {
+    let batch = CancelTarget::Batch { tenant: Some(tenant()), batch: batch() };
+    vec![CancelTarget::Job(job()), CancelTarget::Session(session_ref()), batch]
+}
+
+pub(crate) fn classes() -> Vec<Class> {
+    vec![Class::Interactive, Class::Normal, Class::Batch]
+}
+
+pub(crate) fn wait_reasons() -> Vec<WaitReason> {
+    use WaitReason::*;
+    let memory = Memory { blocks: 300, free: 7 };
+    let model = Model { state: "loading".into() };
+    vec![Turn, Places, memory, Reading, model, Held, Draining, Storing, Parked]
+}
+
+pub(crate) fn phases() -> Vec<Phase> {
+    vec![Phase::Prefill { done: 7, total: 300 }, Phase::Decode]
+}
+
+pub(crate) fn moments() -> Vec<MomentKind> {
+    use MomentKind::*;
+    let restored = Restored { ram: 7, ssd: 300 };
+    let started = Started { cached_tokens: 307 };
+    vec![
+        Queued,
+        Stored,
+        Held,
+        Released,
+        PrefixSearched,
+        restored,
+        started,
+        PrefillDone,
+        FirstToken,
+        Parked,
+        Resumed,
+        Restarted,
+        Ended,
+    ]
+}
+
+pub(crate) fn timeline() -> Vec<Moment> {
+    (0..).zip(moments()).map(|(place, what)| Moment { at_ms: f64::from(place) / 2.0, what }).collect()
+}
+
+pub(crate) fn waiting(why: WaitReason) -> WaitingJob {
+    WaitingJob {
+        job: job(),
+        label: Some("l".into()),
+        tenant: Some(tenant()),
+        session: Some(session()),
+        model: "m".into(),
+        class: Class::Batch,
+        level: 1,
+        position: 2,
+        waited_ms: 1000,
+        prompt_tokens: 12,
+        max_tokens: 600,
+        generated_tokens: 30,
+        why,
+        starts_in_ms: Some(2000),
+    }
+}
+
+pub(crate) fn queue() -> QueueReport {
+    let load = |jobs| QueueLoad { jobs, tokens: 100 * jobs, bytes: jobs << 20 };
+    let running = |phase| RunningJob {
+        job: job(),
+        label: None,
+        tenant: None,
+        model: "m".into(),
+        class: Class::Normal,
+        phase,
+        generated_tokens: 7,
+        max_tokens: 300,
+        ticket_tokens: 320,
+        ticket_bytes: 1 << 20,
+        since_ms: 1000,
+    };
+    let class = |class| ClassLoad { class, queued: load(3), limit: load(512) };
+    QueueReport {
+        draining: true,
+        waiting: wait_reasons().into_iter().map(waiting).collect(),
+        running: phases().into_iter().map(running).collect(),
+        classes: classes().into_iter().map(class).collect(),
+        tenants: vec![TenantLoad {
+            tenant: Some(tenant()),
+            queued: load(9),
+            limit: load(256),
+            running_jobs: 2,
+            served_tokens: 1 << 40,
+        }],
+        running_limit: 16,
+    }
+}
+
+pub(crate) fn batch_job(label: String) -> BatchJob {
+    BatchJob { job: job(), label: Some(label), state: JobState::Running }
 }
 
 pub(crate) fn model_states() -> Vec<ModelState> {
@@ -155,6 +275,9 @@ pub(crate) fn job_info(state: JobState) -> JobInfo {
         tenant: Some(tenant()),
         session: Some(session()),
         state,
+        class: Class::Batch,
+        held: true,
+        batch: Some(batch()),
         detached: false,
         queue_position: 3,
         prompt_tokens: 12,
@@ -310,6 +433,7 @@ pub(crate) fn status() -> Status {
             description: "avx2".into(),
             total_bytes: 1 << 33,
             used_bytes: 1 << 28,
+            busy: 0.5,
         }],
         blocks: [Tier::Device, Tier::Ram, Tier::Ssd]
             .map(|tier| BlockUsage {
@@ -324,7 +448,11 @@ pub(crate) fn status() -> Status {
         kv: kv_status(),
         queued_jobs: 1,
         queue_capacity: 64,
+        held_jobs: 12,
+        parked_jobs: 13,
         running_jobs: 2,
+        jobs_durable: true,
+        jobs_fault: Some("no".into()),
         sessions: 3,
         connections: 4,
         jobs_done: 5,
@@ -334,12 +462,18 @@ pub(crate) fn status() -> Status {
         prompt_tokens: 9,
         cached_tokens: 10,
         generated_tokens: 11,
+        speed: Speed {
+            prefill_tokens_per_s: 512.0,
+            decode_tokens_per_s: 64.0,
+            batch_rows: 3.5,
+            first_token: Percentiles { p50_ms: 64.0, p90_ms: 128.0, p99_ms: 256.0, count: 300 },
+            inter_token: Percentiles { p50_ms: 16.0, p90_ms: 32.0, p99_ms: 48.0, count: 7 },
+        },
     }
 }
 
-pub(crate) fn answers() -> Vec<Answer> {
-    let fault = Fault { code: ErrorCode::NotFound, message: "no".into() };
-    let detail = JobDetail {
+pub(crate) fn job_detail() -> JobDetail {
+    JobDetail {
         info: job_info(JobState::Done),
         params: params(),
         choices: vec![
@@ -350,20 +484,29 @@ pub(crate) fn answers() -> Vec<Answer> {
         finish: Some(FinishReason::Stop),
         usage: Some(usage()),
         error: Some("e".into()),
-    };
+        attempts: 2,
+        deadline_ms: Some(300_000),
+        max_wait_ms: None,
+        key: Some(key()),
+        timeline: timeline(),
+    }
+}
+
+pub(crate) fn answers() -> Vec<Answer> {
+    let fault = Fault { code: ErrorCode::NotFound, message: "no".into() };
     vec![
         Answer::Done,
         Answer::Error(fault),
         Answer::Models(vec![model(ModelState::Loaded)]),
         Answer::Progress { stage: LoadStage::Weights, done_bytes: 1, total_bytes: 1 << 33 },
         Answer::Model(model(ModelState::Loaded)),
-        Answer::Accepted { job: job() },
+        Answer::Accepted { job: job(), known: true },
         Answer::Event { offset: 7, event: events().remove(2) },
         Answer::Listing {
             sessions: vec![session_info(SessionState::Idle)],
             jobs: job_states().into_iter().map(job_info).collect(),
         },
-        Answer::Job(Box::new(detail)),
+        Answer::Job(Box::new(job_detail())),
         Answer::Session(Box::new(session_detail())),
         Answer::Evicted { sessions: 1, blocks: 2, bytes: 3 },
         Answer::Status(Box::new(status())),
@@ -386,6 +529,9 @@ pub(crate) fn answers() -> Vec<Answer> {
             cached: tiers(),
             outcome: outcomes().remove(1),
         })),
+        Answer::Cancelled { jobs: 300 },
+        Answer::Queue(Box::new(queue())),
+        Answer::BatchJobs(BatchPage { jobs: vec![batch_job("l".into())], more: true }),
     ]
 }
 

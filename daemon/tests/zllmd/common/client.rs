@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use zllm_wire::{
-    Answer, ClientFrame, Event, FrameDecoder, GenerationParams, JobId, Op, Prompt, Reply, Request,
+    Answer, Class, ClientFrame, Event, FrameDecoder, GenerationParams, JobId, Op, Prompt, Reply, Request,
     SamplingParams, ServerFrame, Submit, Usage, VERSION, write_frame,
 };
 
@@ -44,6 +44,11 @@ pub(crate) fn greedy(prompt: &str, tokens: u32) -> Submit {
         detached: false,
         stream: true,
         label: None,
+        class: Class::default(),
+        deadline_ms: None,
+        max_wait_ms: None,
+        key: None,
+        batch: None,
     }
 }
 
@@ -137,7 +142,7 @@ impl Client {
     pub(crate) fn try_submit(&mut self, request: Submit) -> Option<(u64, JobId)> {
         let id = self.try_send(Op::Submit(Box::new(request)))?;
         match self.try_answer(id)? {
-            Answer::Accepted { job } => Some((id, job)),
+            Answer::Accepted { job, .. } => Some((id, job)),
             other => panic!("not accepted but {other:?}"),
         }
     }

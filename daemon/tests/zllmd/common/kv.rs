@@ -6,8 +6,9 @@ use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use zllm_wire::{
-    Answer, CacheStory, CheckReport, Event, EvictTarget, GenerationParams, JobId, Op, Prompt, Residency,
-    SamplingParams, SessionId, SessionInfo, SessionRef, Submit, Tenant, Tier, TokenIds, TokenTiers, Usage,
+    Answer, CacheStory, CheckReport, Class, Event, EvictTarget, GenerationParams, JobId, Op, Prompt,
+    Residency, SamplingParams, SessionId, SessionInfo, SessionRef, Submit, Tenant, Tier, TokenIds,
+    TokenTiers, Usage,
 };
 
 /// Tokens of a block.
@@ -115,6 +116,11 @@ pub(crate) fn request(prompt: Prompt, generate: u32, id: Option<&str>) -> Submit
         detached: false,
         stream: true,
         label: None,
+        class: Class::default(),
+        deadline_ms: None,
+        max_wait_ms: None,
+        key: None,
+        batch: None,
     }
 }
 
