@@ -2,6 +2,9 @@
 //!
 //! Invariant: what is sent never holds a part of a stop string or a split character, and the texts sent, put together,
 //! are the whole answer.
+//!
+//! Invariant: tokens and the sampler's state are all that an answer is made of. One that is resumed from them goes on to
+//! the bit as if it had never stopped.
 
 use std::sync::Arc;
 
@@ -10,7 +13,7 @@ use crate::{
     request::{
         FinishReason, GenerationParams, MAX_LOG_PROBABILITIES, MAX_STOP_TOKENS, RequestError, StopCause,
     },
-    sampling::{DryBreakers, Sampler, known_token, log_probabilities_beside},
+    sampling::{DryBreakers, Sampler, SamplerState, known_token, log_probabilities_beside},
     stop::StopStrings,
     text_model::TextModel,
 };
@@ -53,6 +56,23 @@ pub struct Accepted {
     pub stop: Option<StopCause>,
     /// What the model thought of the token, if that was asked for.
     pub report: Option<TokenReport>,
+    /// What [`Generation::resume`] needs beside the tokens to go on after this one.
+    pub state: SamplerState,
+}
+
+/// An answer taken up again from its tokens.
+pub enum Resumed {
+    /// It goes on with the token after them.
+    Going(Box<Generation>),
+    /// The last of them had completed it: what [`Accepted`] said of its end then.
+    Ended {
+        /// Text that the last token let go of.
+        text: String,
+        /// Why it is complete.
+        finish: FinishReason,
+        /// What stopped it, when that is why.
+        stop: Option<StopCause>,
+    },
 }
 
 /// A drawn token as the model saw it. Log probabilities are natural, of the model's own distribution: before penalties,
@@ -90,6 +110,34 @@ pub struct Alternative {
 pub struct NoLogits {
     /// Position of the token that was to be drawn.
     pub position: usize,
+}
+
+/// Why an answer cannot be taken up again.
+#[derive(Debug, thiserror::Error)]
+pub enum ResumeError {
+    /// A parameter, or a token that the model does not have.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// Tokens that these parameters cannot have given.
+    #[error(
+        "the answer was complete with token {token} at place {place}, but has {tokens} tokens: they were drawn with other \
+         parameters or another model"
+    )]
+    PastItsEnd {
+        /// The token that completes it.
+        token: u32,
+        /// Its index in the answer.
+        place: usize,
+        /// Tokens that were to be resumed from.
+        tokens: usize,
+    },
+}
+
+/// What a token did to the text.
+struct Advance {
+    text: String,
+    finish: Option<FinishReason>,
+    stop: Option<StopCause>,
 }
 
 impl Generation {
@@ -141,6 +189,39 @@ impl Generation {
         })
     }
 
+    /// The answer to `prompt_tokens` after it has drawn `generated`, in time linear in them: sampler, held back text, limits
+    /// and positions are as they were. `state` is what [`Accepted`] gave with the last of them; without any token the answer
+    /// begins, and `state` is not looked at.
+    ///
+    /// # Errors
+    /// A parameter out of range, a token out of the vocabulary, or tokens after the answer's end.
+    pub fn resume(
+        text_model: Arc<TextModel>,
+        prompt_tokens: &[u32],
+        params: &GenerationParams,
+        generated: &[u32],
+        state: SamplerState,
+    ) -> Result<Resumed, ResumeError> {
+        let vocab_size = text_model.vocab_size();
+        let mut generation = Self::new(text_model, prompt_tokens, params)?;
+        for (place, &token) in generated.iter().enumerate() {
+            if token as usize >= vocab_size {
+                return Err(RequestError::BadToken { token, place, vocab_size }.into());
+            }
+            generation.sampler.remember(token);
+            let Advance { text, finish, stop } = generation.advance(token);
+            let Some(finish) = finish else { continue };
+            if place + 1 < generated.len() {
+                return Err(ResumeError::PastItsEnd { token, place, tokens: generated.len() });
+            }
+            return Ok(Resumed::Ended { text, finish, stop });
+        }
+        if !generated.is_empty() {
+            generation.sampler = generation.sampler.resume_from(state);
+        }
+        Ok(Resumed::Going(Box::new(generation)))
+    }
+
     /// Draws the next token from the logits after the last fed token.
     ///
     /// # Errors
@@ -151,13 +232,19 @@ impl Generation {
             self.untouched.clear();
             self.untouched.extend_from_slice(logits);
         }
-        let may_end = self.must == 0;
-        let forbidden = if may_end { &[][..] } else { &self.endings };
+        let forbidden = if self.must == 0 { &[][..] } else { &self.endings };
         let token = self.sampler.sample_except(logits, self.position as u64, forbidden);
         if self.sampler.was_degenerate() {
             return Err(NoLogits { position: self.position });
         }
         let report = self.report(token);
+        let Advance { text, finish, stop } = self.advance(token);
+        Ok(Accepted { token, text, finish, stop, report, state: self.sampler.state() })
+    }
+
+    /// Counts a drawn token and brings it to text.
+    fn advance(&mut self, token: u32) -> Advance {
+        let may_end = self.must == 0;
         self.position += 1;
         self.left = self.left.saturating_sub(1);
         self.must = self.must.saturating_sub(1);
@@ -177,7 +264,7 @@ impl Generation {
             (None, true) => Some(FinishReason::Length),
             (None, false) => None,
         };
-        Ok(Accepted { token, text, finish, stop, report })
+        Advance { text, finish, stop }
     }
 
     /// The stop strings that it watches for.

@@ -26,7 +26,7 @@ pub mod tokenizer;
 
 pub use engine::{CancelHandle, Engine, GenerateError, KvFigures, Summary};
 pub use fingerprint::{FingerprintPart, StagesError};
-pub use generation::{Accepted, Alternative, Generation, NoLogits, TokenReport};
+pub use generation::{Accepted, Alternative, Generation, NoLogits, ResumeError, Resumed, TokenReport};
 pub use loaded::{LoadError, LoadOptions, LoadedModel};
 pub use message::Message;
 pub use oracle::{Oracle, Watched};

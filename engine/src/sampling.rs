@@ -150,11 +150,16 @@ impl Sampler {
         let max = distribution::maximum(logits);
         self.was_degenerate = max == f32::NEG_INFINITY;
         let token = if self.was_degenerate { 0 } else { self.choose(logits, max, position) };
+        self.remember(token);
+        token
+    }
+
+    /// Notes a token that was drawn, as [`Sampler::sample`] does, without drawing it.
+    pub fn remember(&mut self, token: u32) {
         self.penalties.push(token);
         if let Some(dry) = &mut self.dry {
             dry.push(token);
         }
-        token
     }
 
     /// Steps 4 to 11, for a row whose largest logit is `max`.

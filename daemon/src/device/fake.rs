@@ -225,20 +225,48 @@ impl TextModel for FakeText {
     }
 
     fn generation(&self, _: &[u32], params: &GenerationParams, _: u32) -> Result<Box<dyn Generate>, String> {
-        Ok(Box::new(FakeGeneration { left: params.max_tokens.expect("the daemon resolves the limit") }))
+        Ok(Box::new(FakeGeneration::new(params)))
+    }
+
+    fn resume(
+        &self,
+        _: &[u32],
+        params: &GenerationParams,
+        _: u32,
+        generated: &[u32],
+        state: f32,
+    ) -> Result<Resumed, String> {
+        let FakeGeneration { left, .. } = FakeGeneration::new(params);
+        let drawn = generated.len() as u32;
+        assert!(drawn == 0 || state == drawn as f32, "state {state} is not that after {drawn} tokens");
+        match left.checked_sub(drawn).ok_or("more tokens than the limit")? {
+            0 => Ok(Resumed::Ended(AT_THE_LIMIT)),
+            left => Ok(Resumed::Going(Box::new(FakeGeneration { left, drawn }))),
+        }
     }
 }
 
+const AT_THE_LIMIT: ChoiceEnd = ChoiceEnd { reason: FinishReason::Length, stop: None };
+
 struct FakeGeneration {
     left: u32,
+    /// What it gives as the sampler's state, so that one that is lost or mixed up is found.
+    drawn: u32,
+}
+
+impl FakeGeneration {
+    fn new(params: &GenerationParams) -> Self {
+        Self { left: params.max_tokens.expect("the daemon resolves the limit"), drawn: 0 }
+    }
 }
 
 impl Generate for FakeGeneration {
     fn accept(&mut self, logits: &mut [f32]) -> Result<Accepted, String> {
         self.left -= 1;
+        self.drawn += 1;
         let token = logits[0] as u32;
-        let finish = (self.left == 0).then_some(ChoiceEnd { reason: FinishReason::Length, stop: None });
+        let finish = (self.left == 0).then_some(AT_THE_LIMIT);
         let text = (token as u8 as char).to_string();
-        Ok(Accepted { token, text, held: String::new(), logprob: None, finish })
+        Ok(Accepted { token, text, held: String::new(), logprob: None, finish, state: self.drawn as f32 })
     }
 }

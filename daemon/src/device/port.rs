@@ -4,7 +4,7 @@
 use crate::config::ModelSettings;
 use crate::scheduler::plan::{Accepted, ModelName, SequenceId, StepOutcome, StepPlan};
 use std::sync::Arc;
-use zllm_wire::{GenerationParams, LoadStage, Prompt};
+use zllm_wire::{ChoiceEnd, GenerationParams, LoadStage, Prompt};
 
 /// A device, owned by one thread.
 pub(crate) trait Device: Send {
@@ -91,6 +91,30 @@ pub(crate) trait TextModel: Send + Sync {
         params: &GenerationParams,
         choice: u32,
     ) -> Result<Box<dyn Generate>, String>;
+
+    /// A sampler like that after it has drawn `generated`, to the bit as if it had not stopped; `state` is what [`Accepted`] gave with
+    /// the last of them.
+    ///
+    /// # Errors
+    /// What is wrong with the parameters or the tokens.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the scheduler does not park or restart jobs yet"))]
+    fn resume(
+        &self,
+        prompt: &[u32],
+        params: &GenerationParams,
+        choice: u32,
+        generated: &[u32],
+        state: f32,
+    ) -> Result<Resumed, String>;
+}
+
+/// An answer taken up again from its tokens.
+#[cfg_attr(not(test), expect(dead_code, reason = "as `TextModel::resume`"))]
+pub(crate) enum Resumed {
+    /// It goes on.
+    Going(Box<dyn Generate>),
+    /// Its last token had completed it.
+    Ended(ChoiceEnd),
 }
 
 /// One sequence's sampler, detokenizer and stop strings.

@@ -1,9 +1,9 @@
 //! The engine's text side behind the daemon's port, and the protocol's parameters in the engine's words.
 
-use super::port::{Generate, TextFacts, TextModel};
+use super::port::{Generate, Resumed, TextFacts, TextModel};
 use crate::scheduler::plan::Accepted;
 use std::sync::Arc;
-use zllm_engine::sampling::SamplingParams;
+use zllm_engine::sampling::{SamplerState, SamplingParams};
 use zllm_engine::{Chat, Generation, Message, TemplateChoice, TokenReport};
 use zllm_wire::{ChoiceEnd, FinishReason, StopCause, TokenLogprob, TopLogprob};
 
@@ -59,33 +59,58 @@ impl TextModel for EngineText {
         params: &zllm_wire::GenerationParams,
         choice: u32,
     ) -> Result<Box<dyn Generate>, String> {
-        let mut params = engine_params(params);
-        params.sampling = params.sampling.for_choice(choice);
-        let generation = Generation::new(self.text.clone(), prompt, &params);
+        let generation = Generation::new(self.text.clone(), prompt, &choice_params(params, choice));
         generation.map(|generation| Box::new(generation) as _).map_err(|error| error.to_string())
+    }
+
+    fn resume(
+        &self,
+        prompt: &[u32],
+        params: &zllm_wire::GenerationParams,
+        choice: u32,
+        generated: &[u32],
+        state: f32,
+    ) -> Result<Resumed, String> {
+        let (text, params) = (self.text.clone(), choice_params(params, choice));
+        let resumed =
+            Generation::resume(text, prompt, &params, generated, SamplerState { mirostat_mu: state });
+        match resumed.map_err(|error| error.to_string())? {
+            zllm_engine::Resumed::Going(generation) => Ok(Resumed::Going(generation)),
+            zllm_engine::Resumed::Ended { finish, stop, .. } => {
+                Ok(Resumed::Ended(choice_end(finish, stop, &params.stop)))
+            }
+        }
     }
 }
 
 impl Generate for Generation {
     fn accept(&mut self, logits: &mut [f32]) -> Result<Accepted, String> {
         let accepted = Generation::accept(self, logits).map_err(|error| error.to_string())?;
-        let zllm_engine::Accepted { token, text, finish, stop, report } = accepted;
-        let finish = finish.map(|finish| ChoiceEnd {
-            reason: match finish {
-                zllm_engine::FinishReason::Stop => FinishReason::Stop,
-                zllm_engine::FinishReason::Length => FinishReason::Length,
-                zllm_engine::FinishReason::Cancelled => FinishReason::Cancelled,
-            },
-            stop: stop.map(|stop| match stop {
-                zllm_engine::StopCause::EndOfText { token } => StopCause::EndOfText { token },
-                zllm_engine::StopCause::Token { token } => StopCause::Token { token },
-                zllm_engine::StopCause::Text { index } => {
-                    StopCause::Text { text: self.stop_strings()[index].clone() }
-                }
-            }),
-        });
+        let zllm_engine::Accepted { token, text, finish, stop, report, state } = accepted;
+        let finish = finish.map(|finish| choice_end(finish, stop, self.stop_strings()));
         let held = if finish.is_some() { String::new() } else { self.held().to_owned() };
-        Ok(Accepted { token, text, held, logprob: report.map(wire_logprob), finish })
+        let logprob = report.map(wire_logprob);
+        Ok(Accepted { token, text, held, logprob, finish, state: state.mirostat_mu })
+    }
+}
+
+/// An answer's end in the protocol's words; `stops` are its stop strings.
+fn choice_end(
+    finish: zllm_engine::FinishReason,
+    stop: Option<zllm_engine::StopCause>,
+    stops: &[String],
+) -> ChoiceEnd {
+    ChoiceEnd {
+        reason: match finish {
+            zllm_engine::FinishReason::Stop => FinishReason::Stop,
+            zllm_engine::FinishReason::Length => FinishReason::Length,
+            zllm_engine::FinishReason::Cancelled => FinishReason::Cancelled,
+        },
+        stop: stop.map(|stop| match stop {
+            zllm_engine::StopCause::EndOfText { token } => StopCause::EndOfText { token },
+            zllm_engine::StopCause::Token { token } => StopCause::Token { token },
+            zllm_engine::StopCause::Text { index } => StopCause::Text { text: stops[index].clone() },
+        }),
     }
 }
 
@@ -128,6 +153,12 @@ fn engine_prompt(prompt: &zllm_wire::Prompt, now_unix_s: i64) -> Result<zllm_eng
             zllm_engine::Prompt::Chat(Chat { messages, tools, template, now_unix_s: Some(now_unix_s) })
         }
     })
+}
+
+/// The engine's parameters of one of a request's answers.
+fn choice_params(params: &zllm_wire::GenerationParams, choice: u32) -> zllm_engine::GenerationParams {
+    let params = engine_params(params);
+    zllm_engine::GenerationParams { sampling: params.sampling.for_choice(choice), ..params }
 }
 
 /// What a request leaves open takes the engine's default; the seed too, so that the same request gives the same text.
@@ -175,6 +206,58 @@ fn engine_params(params: &zllm_wire::GenerationParams) -> zllm_engine::Generatio
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A model of bytes; its text side needs no weights.
+    fn small_model() -> EngineText {
+        let file = |name: &str| {
+            let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata").join(name);
+            zllm_engine::gguf::GgufFile::open(&path).expect("a sound file")
+        };
+        let spec = zllm_engine::spec::ModelSpec::read(&file("archs/llama-dense.f16.gguf"), None);
+        let spec = zllm_engine::spec::ModelSpec { vocab_size: 1 << 14, ..spec.expect("a sound model") };
+        let text = zllm_engine::TextModel::read(&file("tokenizers/byte-pairs.gguf"), &spec, None);
+        EngineText::new(Arc::new(text), [0; 32])
+    }
+
+    /// Draws from made-up logits until the end, or `most` tokens; the last token's end.
+    fn draw(generation: &mut dyn Generate, from: usize, most: usize) -> (Vec<Accepted>, Option<ChoiceEnd>) {
+        let mut drawn = Vec::new();
+        for position in from..from + most {
+            let mut logits: Vec<f32> =
+                (0..1 << 14).map(|id| ((id * 7 + position * 3) % 1009) as f32 / 150.0).collect();
+            drawn.push(generation.accept(&mut logits).expect("a number to draw"));
+            if drawn.last().expect("pushed above").finish.is_some() {
+                break;
+            }
+        }
+        let end = drawn.last().and_then(|accepted| accepted.finish.clone());
+        (drawn, end)
+    }
+
+    #[test]
+    fn an_answer_is_resumed_with_its_choices_seed_and_its_samplers_state() {
+        let model = small_model();
+        let mut params = zllm_wire::GenerationParams { max_tokens: Some(12), ..Default::default() };
+        params.sampling.mirostat = Some(2);
+        params.logprobs = Some(1);
+        for choice in [0, 2] {
+            let mut generation = model.generation(&[1, 2], &params, choice).expect("sound parameters");
+            let (whole, end) = draw(&mut *generation, 0, 12);
+            let tokens: Vec<u32> = whole.iter().map(|accepted| accepted.token).collect();
+            let resume = |cut: usize| {
+                model
+                    .resume(&[1, 2], &params, choice, &tokens[..cut], whole[cut - 1].state)
+                    .expect("drawn so")
+            };
+            for cut in 1..tokens.len() {
+                let Resumed::Going(mut generation) = resume(cut) else { panic!("it is not over at {cut}") };
+                assert_eq!(draw(&mut *generation, cut, 12).0, whole[cut..]);
+            }
+            let Resumed::Ended(again) = resume(tokens.len()) else { panic!("it is over") };
+            assert_eq!(Some(again), end);
+        }
+        assert!(model.resume(&[1, 2], &params, 0, &[3; 13], 0.0).is_err_and(|why| why.contains("13 tokens")));
+    }
 
     /// Clients name templates and bound their size by what the protocol says.
     #[test]

@@ -64,6 +64,8 @@ pub(crate) struct Accepted {
     pub(crate) logprob: Option<TokenLogprob>,
     /// Set when the generation ends with this token.
     pub(crate) finish: Option<ChoiceEnd>,
+    /// What resuming needs beside the tokens: the sampler's state after this one, mirostat's bound in bits.
+    pub(crate) state: f32,
 }
 
 impl StepPlan {

@@ -319,7 +319,7 @@ impl Simulation {
             held = std::mem::take(&mut text);
             self.held.insert(row.sequence, held.clone());
         }
-        Accepted { token, text, held, logprob: None, finish }
+        Accepted { token, text, held, logprob: None, finish, state: 0.0 }
     }
 
     fn turn(&mut self, arrivals: bool) {

@@ -75,7 +75,7 @@ fn grant(core: &mut Core, id: u64, blocks: &[u32]) -> Vec<Action> {
 }
 
 fn accepted(token: u32, text: &str, held: &str) -> Accepted {
-    Accepted { token, text: text.into(), held: held.into(), logprob: None, finish: None }
+    Accepted { token, text: text.into(), held: held.into(), logprob: None, finish: None, state: 0.0 }
 }
 
 fn done(core: &mut Core, tokens: &[(u64, Option<u32>)]) -> Vec<Action> {
