@@ -74,6 +74,16 @@ pub(crate) const PREFETCHED_JOBS: usize = 4;
 pub(crate) const MEASURED_TOKENS: usize = 32;
 /// Tokens of each text round the place where a prompt and what is kept part, as they are remembered of a job.
 pub(crate) const STORY_TOKENS: usize = 32;
+/// Commands that wait for the job disk: one append for each running job, and what arrives. Further ones are refused.
+pub(crate) const JOB_DISK_COMMANDS: usize = 1024;
+const _: () =
+    assert!(JOB_DISK_COMMANDS >= 2 * MAX_RUNNING_JOBS + 2 * MAX_ARRIVING, "readers find places too");
+/// Steps of a job's stored log that are read at once.
+pub(crate) const READ_STEPS: usize = 16;
+/// What one stored step or event may claim, in bytes as bincode counts them.
+pub(crate) const MAX_STORED_VALUE_BYTES: usize = 256 << 20;
+/// How often ended jobs that are too old are deleted when nothing else is written.
+pub(crate) const EXPIRY_INTERVAL: Duration = Duration::from_secs(60);
 /// Events a reader takes from a log at once.
 pub(crate) const READ_BATCH_EVENTS: usize = 64;
 /// Log probabilities that one job may report, alternatives included: about 32 MiB of its log.

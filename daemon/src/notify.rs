@@ -46,14 +46,15 @@ pub(crate) async fn feed_watchdog(pulses: Pulses) {
 /// Decides whether everyone moved since the last time that everyone had.
 #[derive(Debug, Default)]
 struct Watchdog {
-    seen: [u64; Organ::ALL.len()],
+    seen: [u64; Organ::BEATING.len()],
 }
 
 impl Watchdog {
     /// # Errors
     /// The first that did not move.
-    fn judge(&mut self, counts: [u64; Organ::ALL.len()]) -> Result<(), Organ> {
-        let stuck = Organ::ALL.into_iter().find(|&organ| counts[organ as usize] == self.seen[organ as usize]);
+    fn judge(&mut self, counts: [u64; Organ::BEATING.len()]) -> Result<(), Organ> {
+        let stuck =
+            Organ::BEATING.into_iter().find(|&organ| counts[organ as usize] == self.seen[organ as usize]);
         match stuck {
             Some(organ) => Err(organ),
             None => {

@@ -1,8 +1,8 @@
 //! Signs of life: a counter for each actor and for the device thread, and a guard that reports a death.
 //!
-//! Each beats at least every [`crate::limits::TICK`] while it makes progress: actors from a timer in their own context, the device
-//! thread after each command (a ping is one), each step and each stage of a load. The systemd watchdog is fed only
-//! while all of them moved (see `notify`).
+//! Those that beat do so at least every [`crate::limits::TICK`] while they make progress: actors from a timer in their own
+//! context, the device thread after each command (a ping is one), each step and each stage of a load. The systemd watchdog
+//! is fed only while all of them moved (see `notify`).
 //!
 //! An actor that panics is dropped and nobody is told; its [`AliveGuard`] tells, and the process ends with the reason.
 
@@ -10,17 +10,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::sync::mpsc;
 
-/// Who beats.
+/// What the daemon cannot live without.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Organ {
     Scheduler,
     KvStore,
     Device,
     DeviceThread,
+    /// Does not beat: it may be in the disk for as long as the disk likes, and nobody waits for it who does not need it.
+    JobDiskThread,
 }
 
 impl Organ {
-    pub(crate) const ALL: [Self; 4] = [Self::Scheduler, Self::KvStore, Self::Device, Self::DeviceThread];
+    /// Those that beat, each at the place of its number.
+    pub(crate) const BEATING: [Self; 4] = [Self::Scheduler, Self::KvStore, Self::Device, Self::DeviceThread];
+    const COUNT: usize = Self::BEATING.len() + 1;
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -28,6 +32,7 @@ impl Organ {
             Self::KvStore => "kv store actor",
             Self::Device => "device actor",
             Self::DeviceThread => "device thread",
+            Self::JobDiskThread => "job disk thread",
         }
     }
 }
@@ -38,7 +43,7 @@ pub(crate) struct Pulses(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    beats: [AtomicU64; Organ::ALL.len()],
+    beats: [AtomicU64; Organ::BEATING.len()],
     deaths: mpsc::Sender<Organ>,
     /// Set when the daemon ends on purpose: what is dropped then did not die.
     ending: AtomicBool,
@@ -47,18 +52,18 @@ struct Shared {
 impl Pulses {
     /// Counters at zero, and where deaths are reported.
     pub(crate) fn new() -> (Self, mpsc::Receiver<Organ>) {
-        let (deaths, reported) = mpsc::channel(Organ::ALL.len());
+        let (deaths, reported) = mpsc::channel(Organ::COUNT);
         let shared = Shared { beats: Default::default(), deaths, ending: AtomicBool::new(false) };
         (Self(Arc::new(shared)), reported)
     }
 
-    /// Notes progress.
+    /// Notes progress of one of those that beat.
     pub(crate) fn beat(&self, organ: Organ) {
         self.0.beats[organ as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// All counters now, in the order of [`Organ::ALL`].
-    pub(crate) fn counts(&self) -> [u64; Organ::ALL.len()] {
+    /// All counters now, in the order of [`Organ::BEATING`].
+    pub(crate) fn counts(&self) -> [u64; Organ::BEATING.len()] {
         std::array::from_fn(|at| self.0.beats[at].load(Ordering::Relaxed))
     }
 

@@ -1,0 +1,207 @@
+//! The disk of the durable jobs: one OS thread that owns the job store and the token log, behind a bounded channel.
+//!
+//! Whatever waits when the thread is free becomes one round: one synced transaction for all new jobs, one flush for all
+//! that running jobs append, one transaction for all changes, in this order; then reads. So the disk's latency is shared by
+//! all that wait for it, and each caller is answered for itself when its own part is durable.
+//!
+//! Invariant: nobody waits to ask. A full channel refuses at once.
+//!
+//! Invariant: an error answers every caller of that transaction: none of it has happened. The thread goes on, and the
+//! stores open again by themselves.
+//!
+//! Invariant: a dead thread ends the daemon, as a dead actor does. One that hangs in the disk does not: whoever does not
+//! need it is served meanwhile.
+
+mod logs;
+mod record;
+#[cfg(test)]
+mod tests;
+mod thread;
+
+pub(crate) use record::TokenEntry;
+
+use crate::clock::Clock;
+use crate::limits::JOB_DISK_COMMANDS;
+use crate::pulse::{Organ, Pulses};
+use logs::NewStep;
+use std::path::PathBuf;
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use thread::{Command, Reply, Worker};
+use tokio::sync::oneshot::{self, Receiver};
+use zllm_state::{JobChange, JobRecord, Retention, Submitted};
+use zllm_wire::Event;
+
+/// The way to the thread, which ends when the last one is dropped.
+#[derive(Debug, Clone)]
+pub(crate) struct JobDisk {
+    commands: SyncSender<Command>,
+}
+
+/// Events with their offsets in their job's log, each one more than the one before.
+pub(crate) type NumberedEvents = Vec<(u64, Event)>;
+
+/// What was there when the disk was opened.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    /// The jobs that have not ended, the oldest first.
+    pub(crate) jobs: Vec<StoredJob>,
+    /// The highest number that a job ever had; 0 if there was none.
+    pub(crate) last_number: u64,
+}
+
+/// A job that has not ended.
+#[derive(Debug)]
+pub(crate) struct StoredJob {
+    pub(crate) record: JobRecord,
+    /// All that it has drawn, in the order of drawing; those of one answer are in the answer's order.
+    pub(crate) tokens: Vec<TokenEntry>,
+    /// Its `Started` event, if it has begun.
+    pub(crate) started: Option<Event>,
+    /// How many events are stored; the next one has this offset.
+    pub(crate) events: u64,
+}
+
+/// How an ended job's log ends.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Ending {
+    /// How many events it has.
+    pub(crate) events: u64,
+    /// The last of them.
+    pub(crate) last: Event,
+}
+
+/// What the disk has done since it was opened, and what it takes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct DiskFigures {
+    /// Synced transactions of the job store.
+    pub(crate) transactions: u64,
+    /// Flushes of the token log.
+    pub(crate) flushes: u64,
+    /// Bytes of the job store.
+    pub(crate) store_bytes: u64,
+    /// Bytes of the token log.
+    pub(crate) log_bytes: u64,
+}
+
+impl JobDisk {
+    /// Starts the thread, which opens what is in `dir` first; that may take as long as the disk likes. The receiver hears what
+    /// was there, or why there is no durable queue; in that case the disk answers every call so.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub(crate) fn spawn(
+        dir: PathBuf,
+        retention: Retention,
+        clock: Clock,
+        pulses: &Pulses,
+    ) -> std::io::Result<(Self, Receiver<Result<Opened, String>>)> {
+        let (commands, queue) = sync_channel(JOB_DISK_COMMANDS);
+        let (opened, answer) = oneshot::channel();
+        let alive = pulses.guard(Organ::JobDiskThread);
+        std::thread::Builder::new().name("job-disk".into()).spawn(move || {
+            // Outlives the queue: whoever asks after the death was reported is refused.
+            let _alive = alive;
+            thread::run(&dir, retention, clock, queue, opened);
+        })?;
+        Ok((Self { commands }, answer))
+    }
+
+    /// Stores a job, unless its tenant has one with its key.
+    pub(crate) fn submit(&self, record: JobRecord) -> Receiver<Result<Submitted, String>> {
+        self.ask(|reply| Command::Submit(Box::new(record), reply))
+    }
+
+    /// Appends drawn tokens and events to a job's log, together; events have the offsets that follow on those stored.
+    pub(crate) fn append(
+        &self,
+        job: u64,
+        tokens: Vec<TokenEntry>,
+        events: NumberedEvents,
+    ) -> Receiver<Result<(), String>> {
+        self.ask(|reply| Command::Append(NewStep { job, tokens, events }, reply))
+    }
+
+    /// Changes a job that goes on.
+    ///
+    /// # Panics
+    /// When it is a change to an end, which is [`Self::finish`]'s.
+    pub(crate) fn change(&self, change: JobChange) -> Receiver<Result<(), String>> {
+        assert!(!change.state.is_some_and(|state| state.is_terminal()), "a job ends with a result");
+        self.ask(|reply| Command::Change(change, None, reply))
+    }
+
+    /// Ends a job: its result is all its events, those that are stored and `rest`, whose offsets follow on them; or `rest`
+    /// alone, when it begins at 0. The job's tokens are forgotten.
+    ///
+    /// # Panics
+    /// When it is no change to an end.
+    pub(crate) fn finish(&self, change: JobChange, rest: NumberedEvents) -> Receiver<Result<(), String>> {
+        assert!(change.state.is_some_and(|state| state.is_terminal()), "only an end has a result");
+        self.ask(|reply| Command::Change(change, Some(rest), reply))
+    }
+
+    /// At most `max` events of a job, ended or not, from number `from` on; none behind its last.
+    pub(crate) fn events(&self, job: u64, from: u64, max: usize) -> Receiver<Result<Vec<Event>, String>> {
+        self.read(move |worker| worker.events(job, from, max))
+    }
+
+    /// How an ended job's log ends; `None` for a job that is not kept, or has not ended.
+    pub(crate) fn ending(&self, job: u64) -> Receiver<Result<Option<Ending>, String>> {
+        self.read(move |worker| worker.ending(job))
+    }
+
+    /// All that is kept of a job but its result.
+    pub(crate) fn record(&self, job: u64) -> Receiver<Result<Option<JobRecord>, String>> {
+        self.read(move |worker| worker.record(job))
+    }
+
+    /// The number of a tenant's job with this key.
+    pub(crate) fn find(&self, tenant: String, key: String) -> Receiver<Result<Option<u64>, String>> {
+        self.read(move |worker| worker.find(&tenant, &key))
+    }
+
+    /// At most `limit` jobs with numbers below `before`, the newest first, without prompts and requests.
+    pub(crate) fn latest(
+        &self,
+        before: Option<u64>,
+        limit: usize,
+    ) -> Receiver<Result<Vec<JobRecord>, String>> {
+        self.read(move |worker| worker.latest(before, limit))
+    }
+
+    /// The jobs of a tenant's batch, the oldest first, without prompts and requests.
+    pub(crate) fn of_batch(&self, tenant: String, batch: String) -> Receiver<Result<Vec<JobRecord>, String>> {
+        self.read(move |worker| worker.of_batch(&tenant, &batch))
+    }
+
+    /// What the disk has done.
+    pub(crate) fn figures(&self) -> Receiver<Result<DiskFigures, String>> {
+        self.read(|worker| Ok(worker.figures()))
+    }
+
+    fn read<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&mut Worker) -> Result<T, String> + Send + 'static,
+    ) -> Receiver<Result<T, String>> {
+        self.ask(|reply| {
+            Command::Read(Box::new(move |worker| {
+                let _ = reply.send(worker.and_then(look));
+            }))
+        })
+    }
+
+    /// Puts a command into the channel; a refusal is in the receiver at once.
+    fn ask<T>(&self, make: impl FnOnce(Reply<T>) -> Command) -> Receiver<Result<T, String>> {
+        let (reply, answer) = oneshot::channel();
+        let why = match self.commands.try_send(make(reply)) {
+            Ok(()) => return answer,
+            Err(TrySendError::Full(_)) => {
+                format!("the job disk has {JOB_DISK_COMMANDS} commands waiting; try again later")
+            }
+            Err(TrySendError::Disconnected(_)) => "the job disk's thread has ended".to_owned(),
+        };
+        let (refusal, answer) = oneshot::channel();
+        let _ = refusal.send(Err(why));
+        answer
+    }
+}
