@@ -2,8 +2,9 @@
 //! have generated so far ([`TokenLog`]).
 //!
 //! * What a call returned `Ok` for is on disk: each is one synced transaction, for any number of jobs.
-//! * What a call returned an error for has not happened, and the next call opens the file again by itself. (A process
-//!   that ends in between may find it done: a disk that fails while it syncs may have written all.)
+//! * What a call returned an error for has not happened, but that old jobs may have expired; and the next call opens the
+//!   file again by itself. (A process that ends in between may find it done: a disk that fails while it syncs may have
+//!   written all.)
 //! * A job takes one way through the table of states ([`JobState::may_become`]); another one is the caller's defect and a
 //!   panic. So exactly one end of a job is ever recorded.
 //! * Nothing that is read is trusted: pages and records have checksums. A file that is damaged is an error and is left

@@ -25,6 +25,9 @@ struct Inner {
     syncs: u64,
     /// The sync at which it stops; from then on every call fails.
     stops_at_sync: Option<u64>,
+    calls: u64,
+    /// The call, of any kind, at which it stops.
+    stops_at_call: Option<u64>,
     /// It has no room beyond this length.
     capacity: Option<usize>,
     stopped: bool,
@@ -48,8 +51,28 @@ impl FlakyDisk {
     }
 
     pub(crate) fn full_at(self, capacity: usize) -> Self {
-        self.inner().capacity = Some(capacity);
+        self.set_capacity(Some(capacity));
         self
+    }
+
+    pub(crate) fn set_capacity(&self, capacity: Option<usize>) {
+        self.inner().capacity = capacity;
+    }
+
+    /// It stops at the call that comes after so many others.
+    pub(crate) fn stop_after_calls(&self, calls: u64) {
+        let mut inner = self.inner();
+        inner.stops_at_call = Some(inner.calls + calls);
+    }
+
+    /// It works again, with all that was written or with what was synced alone.
+    pub(crate) fn work_again(&self, keeps_unsynced: bool) {
+        let inner = &mut *self.inner();
+        (inner.stopped, inner.stops_at_sync, inner.stops_at_call) = (false, None, None);
+        if !keeps_unsynced {
+            inner.live = inner.durable.clone();
+            inner.pending.clear();
+        }
     }
 
     pub(crate) fn lying(self) -> Self {
@@ -86,7 +109,9 @@ impl FlakyDisk {
     }
 
     fn working(&self) -> io::Result<MutexGuard<'_, Inner>> {
-        let inner = self.inner();
+        let mut inner = self.inner();
+        inner.calls += 1;
+        inner.stopped |= inner.stops_at_call == Some(inner.calls - 1);
         if inner.stopped { Err(io::Error::other("the disk has stopped")) } else { Ok(inner) }
     }
 }

@@ -4,6 +4,7 @@ mod budget;
 mod crash;
 mod damage;
 #[path = "../common/flaky.rs"]
+#[expect(dead_code, reason = "the tests of jobs use more of it")]
 mod flaky;
 mod format;
 mod keeps;
