@@ -20,6 +20,7 @@ use worker::{FOLDER, start, verify, work};
 #[path = "../tests/common/random.rs"]
 mod random;
 #[path = "../tests/jobs/samples.rs"]
+#[expect(dead_code, reason = "the tests use more of it")]
 mod samples;
 #[path = "../tests/jobs/worker.rs"]
 mod worker;

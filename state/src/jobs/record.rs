@@ -144,3 +144,6 @@ pub(super) fn encode_result(number: u64, result: &[u8]) -> Vec<u8> {
 pub(super) fn decode_result(number: u64, bytes: &[u8]) -> Result<Vec<u8>, &'static str> {
     Ok(Reader::open(VERSION, &seal_key(Kind::Result, number), bytes)?.rest().to_vec())
 }
+
+#[cfg(test)]
+mod tests;

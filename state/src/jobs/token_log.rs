@@ -419,3 +419,22 @@ fn decode_part<'a>(key: &[u8], value: &'a [u8]) -> Result<(bool, &'a [u8]), &'st
     let mut input = Reader::open(VERSION, key, value)?;
     Ok((input.flag()?, input.rest()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Keys and parts are a stored format: the bytes are compared with FORMATS.md.
+    #[test]
+    fn an_entry_has_the_documented_bytes() {
+        let key = key(0x0102, 3, 0x0405, 0x0607);
+        assert_eq!(key, [0, 0, 0, 0, 0, 0, 1, 2, 3, 0, 0, 0, 0, 0, 0, 4, 5, 6, 7]);
+        for is_last in [false, true] {
+            let mut value = vec![1, is_last.into(), b'e', b'n', b't', b'r', b'y'];
+            let checksum = blake3::Hasher::new().update(&key).update(&value).finalize();
+            value.extend(&checksum.as_bytes()[..16]);
+            assert_eq!(encode_part(&key, is_last, b"entry"), value);
+            assert_eq!(decode_part(&key, &value), Ok((is_last, &b"entry"[..])));
+        }
+    }
+}

@@ -77,6 +77,7 @@ fn change(random: &mut Random, number: u64, state: &mut JobState, now_ms: u64) -
     if random.below(3) == 0 {
         change.held = Some(random.below(2) == 0);
         change.class = Some(JobClass::ALL[random.below(3) as usize]);
+        change.summary = Some(bytes(now_ms, random.below(40) as usize));
         change.attempts = Some(random.below(5) as u32);
     }
     if state.is_terminal() && random.below(4) > 0 {

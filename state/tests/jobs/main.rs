@@ -4,6 +4,7 @@ mod crash;
 mod damage;
 #[path = "../common/flaky.rs"]
 mod flaky;
+mod format;
 mod history;
 mod killed;
 #[path = "../common/random.rs"]

@@ -54,3 +54,22 @@ pub(crate) fn becomes(number: u64, state: JobState, at_ms: u64) -> JobChange {
 pub(crate) fn done(number: u64, at_ms: u64, result: Vec<u8>) -> JobChange {
     JobChange { result: Some(result), ..becomes(number, JobState::Done, at_ms) }
 }
+
+/// What the files in `testdata/jobs` hold: jobs in each state, with and without results, one of them longer than a page.
+/// Never to be changed: the files were written with it.
+pub(crate) fn fixture() -> (Vec<JobRecord>, Vec<JobChange>) {
+    let jobs = (101..=116).map(|number| JobRecord { key: Some(format!("key {number}")), ..job(number) });
+    let run = (103..=112).map(|number| becomes(number, JobState::Running, 2_000_000 + number));
+    let changes = [
+        becomes(102, JobState::Cancelled, 2_000_001),
+        becomes(105, JobState::Queued, 2_000_200),
+        becomes(106, JobState::Failed, 2_000_300),
+        becomes(107, JobState::Cancelled, 2_000_300),
+        done(108, 2_000_400, bytes(108, 9000)),
+        JobChange { summary: Some(b"ended".to_vec()), ..done(109, 2_000_500, Vec::new()) },
+        becomes(110, JobState::Done, 2_000_600),
+    ];
+    let held =
+        JobChange { number: 101, held: Some(true), class: Some(JobClass::Batch), ..JobChange::default() };
+    (jobs.collect(), run.chain(changes).chain([held]).collect())
+}

@@ -51,6 +51,7 @@ impl Twin {
             job.class = change.class.unwrap_or(job.class);
             job.held = change.held.unwrap_or(job.held);
             job.attempts = change.attempts.unwrap_or(job.attempts);
+            job.summary = change.summary.clone().unwrap_or(std::mem::take(&mut job.summary));
             *result = change.result.clone();
         }
         let now_ms = changes.iter().map(|change| change.at_ms).max().unwrap();
