@@ -1,7 +1,9 @@
 //! The command line's definition: parsing, help, completions and the man page all come from here.
 
+mod batch;
 mod sessions;
 
+pub(crate) use batch::BatchArgs;
 pub(crate) use sessions::{
     EvictArgs, ForkArgs, Listed, SaveArgs, SessionArgs, TenantArgs, TimeToLive, session_ref, with_tenant,
 };
@@ -76,6 +78,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Submit a job that goes on without this command, and print its id
     Submit(SubmitArgs),
+    /// Run a file of requests in OpenAI's batch format, as jobs of the class batch
+    Batch(BatchArgs),
     /// List sessions and jobs
     List {
         /// Only these

@@ -1,6 +1,7 @@
 //! One connection to the daemon: hello, requests, answers in order.
 //!
-//! Commands ask one thing at a time, so answers to other requests cannot come; one that does is a protocol error.
+//! Most commands ask one thing at a time, so answers to other requests cannot come; one that does is a protocol error.
+//! `batch` has several requests in flight, and tells their answers apart by their ids.
 
 use crate::cli::GlobalArgs;
 use crate::failure::Failure;
@@ -12,6 +13,7 @@ use std::{
     os::unix::{fs::MetadataExt, net::UnixStream},
     path::{Path, PathBuf},
     thread,
+    time::Duration,
 };
 use zllm_wire::{
     Answer, ClientFrame, FrameDecoder, Op, Reply, Request, ServerFrame, VERSION, find_socket_path,
@@ -104,6 +106,24 @@ impl Connection {
             .map_err(Failure::sending)
     }
 
+    /// The id that the next request gets.
+    pub(crate) fn next_id(&self) -> u64 {
+        self.last_id + 1
+    }
+
+    /// Waits at most so long for an answer to any request that was sent, and gives it with the request's id.
+    pub(crate) fn any_answer(&mut self, patience: Duration) -> Result<Option<(u64, Answer)>, Failure> {
+        // No time at all would be one without end.
+        let patience = patience.max(Duration::from_millis(1));
+        self.stream.set_read_timeout(Some(patience)).map_err(|error| Failure::Lost(error.to_string()))?;
+        match self.frame_in_time()? {
+            None => Ok(None),
+            Some(ServerFrame::Reply(Reply { id, body })) => Ok(Some((id, body))),
+            Some(ServerFrame::Refused { message, .. }) => Err(Failure::Failed(message)),
+            Some(ServerFrame::Welcome { .. }) => Err(out_of_turn()),
+        }
+    }
+
     /// Waits for the next answer to the request that was sent last. An error answer is a [`Failure`].
     pub(crate) fn answer(&mut self) -> Result<Answer, Failure> {
         match self.frame()? {
@@ -145,19 +165,22 @@ impl Connection {
     }
 
     fn frame(&mut self) -> Result<ServerFrame, Failure> {
+        let seconds = HANDSHAKE_TIMEOUT.as_secs();
+        self.frame_in_time()?.ok_or_else(|| Failure::Lost(format!("no answer in {seconds} s")))
+    }
+
+    /// The next frame; `None` when the socket's time for reading is over.
+    fn frame_in_time(&mut self) -> Result<Option<ServerFrame>, Failure> {
         let mut buffer = [0; READ_BYTES];
         loop {
             if let Some(frame) = self.decoder.pop().map_err(Failure::receiving)? {
-                return Ok(frame);
+                return Ok(Some(frame));
             }
             match self.stream.read(&mut buffer) {
                 Ok(0) => return Err(Failure::Lost("the daemon closed it".into())),
                 Ok(bytes) => self.decoder.push(&buffer[..bytes]),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let seconds = HANDSHAKE_TIMEOUT.as_secs();
-                    return Err(Failure::Lost(format!("no answer in {seconds} s")));
-                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
                 Err(error) => return Err(Failure::Lost(error.to_string())),
             }
         }

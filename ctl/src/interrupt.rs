@@ -8,13 +8,20 @@ use std::{
     net::Shutdown,
     os::unix::net::UnixStream,
     process,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Condvar, Mutex, PoisonError},
     thread,
+    time::Duration,
 };
 
 /// The watch over SIGINT; lives until the process ends.
 #[derive(Clone)]
-pub(crate) struct Interrupt(Arc<Mutex<State>>);
+pub(crate) struct Interrupt(Arc<Watch>);
+
+#[derive(Default)]
+struct Watch {
+    state: Mutex<State>,
+    hit: Condvar,
+}
 
 #[derive(Default)]
 struct State {
@@ -44,7 +51,7 @@ impl Interrupt {
     /// The connection to shut down; at once if Ctrl-C came before.
     pub(crate) fn guard(&self, stream: &UnixStream) -> Result<(), Failure> {
         let stream = stream.try_clone().map_err(|error| Failure::Lost(error.to_string()))?;
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.hit {
             return Err(Failure::Interrupted);
         }
@@ -54,12 +61,20 @@ impl Interrupt {
 
     /// Whether Ctrl-C came since the start or the last [`Self::reset`].
     pub(crate) fn was_hit(&self) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).hit
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner).hit
+    }
+
+    /// Sleeps, but not over Ctrl-C.
+    pub(crate) fn sleep(&self, duration: Duration) -> Result<(), Failure> {
+        let state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let slept = self.0.hit.wait_timeout_while(state, duration, |state| !state.hit);
+        let (state, _) = slept.unwrap_or_else(PoisonError::into_inner);
+        if state.hit { Err(Failure::Interrupted) } else { Ok(()) }
     }
 
     /// Forgets what came; the chat goes on after an answer that was cut short.
     pub(crate) fn reset(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = State::default();
+        *self.0.state.lock().unwrap_or_else(PoisonError::into_inner) = State::default();
     }
 
     /// A lost connection is the interrupt's doing if there was one.
@@ -71,11 +86,12 @@ impl Interrupt {
     }
 
     fn hit(&self) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.hit {
             process::exit(Failure::Interrupted.exit_code().into());
         }
         state.hit = true;
+        self.0.hit.notify_all();
         if let Some(stream) = &state.stream {
             // It fails only when the connection is already gone, which is what we want.
             let _ = stream.shutdown(Shutdown::Both);

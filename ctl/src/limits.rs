@@ -1,6 +1,7 @@
 //! Every bound of the command line, by name.
 
 use std::time::Duration;
+use zllm_wire::limits::{MAX_FRAME_BYTES, MAX_IN_FLIGHT};
 
 /// How long a daemon that accepts a connection may take to answer the hello.
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -35,3 +36,41 @@ pub(crate) const HTTP_SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Lines that the chat's history file keeps.
 pub(crate) const HISTORY_LINES: usize = 1000;
+
+/// Largest file that one batch is read from.
+pub(crate) const MAX_BATCH_FILE_BYTES: u64 = 256 << 20;
+
+/// Longest line of it: what is made of it fits into a frame, with room for what stands beside the prompt.
+pub(crate) const MAX_REQUEST_BYTES: usize = MAX_FRAME_BYTES - (64 << 10);
+
+/// Faulty lines that are told of.
+pub(crate) const MAX_FAULTS_TOLD: usize = 20;
+
+/// Submissions of a batch in flight at once.
+pub(crate) const MAX_SUBMITS_IN_FLIGHT: usize = 16;
+
+/// Results of a batch that are read at once.
+pub(crate) const MAX_READS_IN_FLIGHT: usize = 4;
+
+const _: () = assert!(MAX_SUBMITS_IN_FLIGHT + MAX_READS_IN_FLIGHT < MAX_IN_FLIGHT);
+
+/// The shortest wait after a refusal, whatever the daemon says.
+pub(crate) const MIN_RETRY_WAIT: Duration = Duration::from_millis(50);
+
+/// The longest.
+pub(crate) const MAX_RETRY_WAIT: Duration = Duration::from_secs(60);
+
+/// The wait between two listings of a batch's jobs.
+pub(crate) const POLL_PERIOD: Duration = Duration::from_secs(1);
+
+/// How many times longer than a listing takes the wait after it is at least.
+pub(crate) const POLL_SHARE: u32 = 10;
+
+/// How long a batch waits for a daemon that does not answer.
+pub(crate) const MAX_OUTAGE: Duration = Duration::from_secs(600);
+
+/// The wait between two changes of a progress line at a terminal.
+pub(crate) const PROGRESS_PERIOD: Duration = Duration::from_millis(250);
+
+/// The wait between two lines of progress elsewhere.
+pub(crate) const PROGRESS_LINE_PERIOD: Duration = Duration::from_secs(10);

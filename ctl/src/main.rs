@@ -3,9 +3,11 @@
 //! Results go to stdout, everything else to stderr. Exit codes: see [`failure::Failure::exit_code`].
 #![forbid(unsafe_code)]
 
+mod batch;
 mod chat;
 mod cli;
 mod client;
+mod clock;
 mod events;
 mod failure;
 mod follow;
@@ -60,6 +62,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Unload { model } => models::unload(&context, model),
         Command::Run(args) => generate::run(&context, args),
         Command::Submit(args) => generate::submit(&context, args),
+        Command::Batch(args) => batch::batch(&context, args),
         Command::List { what, tenant } => jobs::list(&context, what, tenant),
         Command::Show { id, tenant } => jobs::show(&context, &id, tenant),
         Command::Why { job } => why::why(&context, job),

@@ -153,62 +153,6 @@ JOB ";
     assert!(page.contains("\nsaved         its tokens and 19 blocks, 1 block not on SSD\n"), "{page}");
 }
 
-fn status() -> Status {
-    Status {
-        version: "0.1.0".into(),
-        pid: 4711,
-        uptime_ms: 3_700_000,
-        draining: true,
-        models: vec![model("m", true)],
-        devices: vec![DeviceInfo {
-            name: "cpu".into(),
-            description: "AVX2".into(),
-            total_bytes: 8 << 30,
-            used_bytes: 300 << 20,
-            busy: 0.5,
-        }],
-        blocks: vec![BlockUsage {
-            model: "m".into(),
-            tier: Tier::Device,
-            block_bytes: 1 << 20,
-            total: 100,
-            used: 10,
-            cached: 20,
-        }],
-        kv: KvStatus {
-            ssd: SsdState::Ready,
-            path: Some("/kv".into()),
-            file_bytes: 1200 << 20,
-            budget_bytes: 16 << 30,
-            stored_blocks: 300,
-            unsaved_bytes: 1 << 20,
-            ram_budget_bytes: 2 << 30,
-            ram_used_bytes: 512 << 20,
-            read_bytes_per_s: Some(1e9),
-            compute_tokens_per_s: Some(1024.4),
-            evicted_blocks: TierBlocks { device: 1, ram: 0, ssd: 3 },
-            lost_unsaved_blocks: 1,
-        },
-        queued_jobs: 1,
-        queue_capacity: 64,
-        held_jobs: 0,
-        parked_jobs: 0,
-        running_jobs: 2,
-        jobs_durable: true,
-        jobs_fault: None,
-        sessions: 1,
-        connections: 4,
-        jobs_done: 5,
-        jobs_failed: 6,
-        jobs_cancelled: 7,
-        jobs_refused: 8,
-        prompt_tokens: 9,
-        cached_tokens: 10,
-        generated_tokens: 11,
-        speed: Speed::default(),
-    }
-}
-
 #[test]
 fn status_page() {
     let status = status();
