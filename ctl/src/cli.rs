@@ -2,11 +2,13 @@
 
 mod batch;
 mod sessions;
+mod top;
 
 pub(crate) use batch::BatchArgs;
 pub(crate) use sessions::{
     EvictArgs, ForkArgs, Listed, SaveArgs, SessionArgs, TenantArgs, TimeToLive, session_ref, with_tenant,
 };
+pub(crate) use top::TopArgs;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use sessions::time_to_live;
@@ -138,6 +140,8 @@ pub(crate) enum Command {
     Check,
     /// Show the daemon at a glance
     Status,
+    /// Watch the daemon live: devices, speed, queue, jobs
+    Top(TopArgs),
     /// Stop the daemon when its jobs have ended
     Stop {
         /// Do not wait for running jobs

@@ -74,3 +74,12 @@ pub(crate) const PROGRESS_PERIOD: Duration = Duration::from_millis(250);
 
 /// The wait between two lines of progress elsewhere.
 pub(crate) const PROGRESS_LINE_PERIOD: Duration = Duration::from_secs(10);
+
+/// The longest wait of `top` for a key before it looks what else there is.
+pub(crate) const KEY_PERIOD: Duration = Duration::from_millis(100);
+
+/// How many intervals `top` waits for news before it says that none comes.
+pub(crate) const STALE_INTERVALS: u32 = 5;
+
+/// Columns of a page that is not drawn at a terminal.
+pub(crate) const PLAIN_COLUMNS: usize = 120;

@@ -24,6 +24,7 @@ mod sessions;
 mod shell;
 mod status;
 mod tokenize;
+mod top;
 mod units;
 mod why;
 
@@ -77,6 +78,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Fork(args) => sessions::fork(&context, args),
         Command::Check => sessions::check(&context),
         Command::Status => status::status(&context),
+        Command::Top(args) => top::top(context, &args),
         Command::Stop { now, no_wait } => status::stop(&context, now, no_wait),
         Command::Tokenize(args) => tokenize::tokenize(&context, args),
         Command::Completions { shell } => shell::completions(shell),
