@@ -21,7 +21,7 @@ mod thread;
 pub(crate) use record::TokenEntry;
 
 use crate::clock::Clock;
-use crate::limits::JOB_DISK_COMMANDS;
+use crate::limits::{JOB_DISK_COMMANDS, LOG_READ_PAUSE, LOG_READ_TRIES};
 use crate::pulse::{Organ, Pulses};
 use logs::NewStep;
 use std::path::PathBuf;
@@ -179,11 +179,33 @@ impl JobDisk {
         self.read(|worker| Ok(worker.figures()))
     }
 
+    /// As [`Self::events`], for a reader that can wait for its place in the channel.
+    pub(crate) async fn read_log(&self, job: u64, from: u64, max: usize) -> Result<Vec<Event>, String> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match self.try_read(move |worker| worker.events(job, from, max)) {
+                Ok(answer) => return answer.await.unwrap_or_else(|_| Err(ENDED.to_owned())),
+                Err(TrySendError::Full(_)) if tries < LOG_READ_TRIES => {
+                    tokio::time::sleep(LOG_READ_PAUSE).await
+                }
+                Err(refused) => return Err(why_not(&refused)),
+            }
+        }
+    }
+
     fn read<T: Send + 'static>(
         &self,
         look: impl FnOnce(&mut Worker) -> Result<T, String> + Send + 'static,
     ) -> Receiver<Result<T, String>> {
-        self.ask(|reply| {
+        self.try_read(look).unwrap_or_else(refusal)
+    }
+
+    fn try_read<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&mut Worker) -> Result<T, String> + Send + 'static,
+    ) -> Result<Receiver<Result<T, String>>, Refused> {
+        self.try_ask(|reply| {
             Command::Read(Box::new(move |worker| {
                 let _ = reply.send(worker.and_then(look));
             }))
@@ -192,16 +214,43 @@ impl JobDisk {
 
     /// Puts a command into the channel; a refusal is in the receiver at once.
     fn ask<T>(&self, make: impl FnOnce(Reply<T>) -> Command) -> Receiver<Result<T, String>> {
-        let (reply, answer) = oneshot::channel();
-        let why = match self.commands.try_send(make(reply)) {
-            Ok(()) => return answer,
-            Err(TrySendError::Full(_)) => {
-                format!("the job disk has {JOB_DISK_COMMANDS} commands waiting; try again later")
-            }
-            Err(TrySendError::Disconnected(_)) => "the job disk's thread has ended".to_owned(),
-        };
-        let (refusal, answer) = oneshot::channel();
-        let _ = refusal.send(Err(why));
-        answer
+        self.try_ask(make).unwrap_or_else(refusal)
     }
+
+    fn try_ask<T>(
+        &self,
+        make: impl FnOnce(Reply<T>) -> Command,
+    ) -> Result<Receiver<Result<T, String>>, Refused> {
+        let (reply, answer) = oneshot::channel();
+        self.commands.try_send(make(reply)).map(|()| answer)
+    }
+
+    /// A disk whose thread never comes to its queue; it has ended when the queue is dropped.
+    #[cfg(test)]
+    pub(crate) fn unattended() -> (Self, impl Sized) {
+        let (commands, queue) = sync_channel(JOB_DISK_COMMANDS);
+        (Self { commands }, queue)
+    }
+}
+
+/// A command that found no place.
+type Refused = TrySendError<Command>;
+
+/// Why an answer may never come.
+const ENDED: &str = "the job disk's thread has ended";
+
+fn why_not(refused: &Refused) -> String {
+    match refused {
+        TrySendError::Full(_) => {
+            format!("the job disk has {JOB_DISK_COMMANDS} commands waiting; try again later")
+        }
+        TrySendError::Disconnected(_) => ENDED.to_owned(),
+    }
+}
+
+/// A receiver that has its answer already.
+fn refusal<T>(refused: Refused) -> Receiver<Result<T, String>> {
+    let (reply, answer) = oneshot::channel();
+    let _ = reply.send(Err(why_not(&refused)));
+    answer
 }

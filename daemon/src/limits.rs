@@ -84,6 +84,14 @@ pub(crate) const READ_STEPS: usize = 16;
 pub(crate) const MAX_STORED_VALUE_BYTES: usize = 256 << 20;
 /// How often ended jobs that are too old are deleted when nothing else is written.
 pub(crate) const EXPIRY_INTERVAL: Duration = Duration::from_secs(60);
+/// Events of a durable job that are kept in memory for its readers; older ones are read from the job disk.
+pub(crate) const LOG_WINDOW_EVENTS: usize = 256;
+/// Bytes that these may take.
+pub(crate) const LOG_WINDOW_BYTES: usize = 256 << 10;
+/// How long a reader waits before it asks a job disk again that had no place for its question.
+pub(crate) const LOG_READ_PAUSE: Duration = Duration::from_millis(100);
+/// How often a reader asks before it gives up.
+pub(crate) const LOG_READ_TRIES: usize = 50;
 /// Events a reader takes from a log at once.
 pub(crate) const READ_BATCH_EVENTS: usize = 64;
 /// Log probabilities that one job may report, alternatives included: about 32 MiB of its log.

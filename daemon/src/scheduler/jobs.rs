@@ -83,7 +83,7 @@ impl JobTable {
             ending: None,
             moments: vec![(now, MomentKind::Queued)],
         };
-        let log = JobLog::new();
+        let log = JobLog::in_memory();
         let record = JobRecord {
             id,
             label,
@@ -250,7 +250,7 @@ impl JobRecord {
             info,
             params: self.params.clone(),
             choices: (0..self.params.n.unwrap_or(1)).map(choice).collect(),
-            events: self.log.len() as u64,
+            events: self.log.len(),
             finish,
             usage,
             error,

@@ -1,9 +1,15 @@
 //! A job's event log: one writer, any number of readers, each at its own pace and from any offset.
 //!
-//! Readers pull: a slow one slows itself alone, and one that went away costs nothing. The log is bounded by the job:
-//! it has at most one event a token, and a job's tokens are reserved at admission.
+//! Readers pull: a slow one slows itself alone, and one that went away costs nothing. The log of a job in memory is kept
+//! whole; it is bounded by the job: it has at most one event a token, and a job's tokens are reserved at admission. Of a
+//! durable job's log only a window of the latest events is in memory. A reader that is behind it reads from the job disk.
+//!
+//! Invariant: a durable job's event is appended here when it is on disk, so what a reader has seen is never unsaid, and
+//! whatever has left the window is found there.
 
-use crate::limits::READ_BATCH_EVENTS;
+use crate::job_disk::JobDisk;
+use crate::limits::{LOG_WINDOW_BYTES, LOG_WINDOW_EVENTS, READ_BATCH_EVENTS};
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::watch;
 use zllm_wire::{Event, TokenLogprob, TopLogprob};
@@ -11,14 +17,38 @@ use zllm_wire::{Event, TokenLogprob, TopLogprob};
 /// The log. The scheduler appends, connections read.
 #[derive(Debug)]
 pub(crate) struct JobLog {
-    events: Mutex<Vec<Event>>,
+    window: Mutex<Window>,
     /// Events in the log, and whether the last one is terminal.
-    length: watch::Sender<(usize, bool)>,
+    length: watch::Sender<(u64, bool)>,
+    /// Where all events are, if the job is durable.
+    stored: Option<Stored>,
+}
+
+/// The latest events.
+#[derive(Debug, Default)]
+struct Window {
+    /// Offset of the first one.
+    start: u64,
+    events: VecDeque<Event>,
+    /// About what they take.
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Stored {
+    job: u64,
+    disk: JobDisk,
 }
 
 impl JobLog {
-    pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self { events: Mutex::default(), length: watch::Sender::new((0, false)) })
+    /// The log of a job that lives in memory.
+    pub(crate) fn in_memory() -> Arc<Self> {
+        Self::new(0, false, None)
+    }
+
+    fn new(start: u64, ended: bool, stored: Option<Stored>) -> Arc<Self> {
+        let window = Mutex::new(Window { start, ..Window::default() });
+        Arc::new(Self { window, length: watch::Sender::new((start, ended)), stored })
     }
 
     /// Appends an event.
@@ -26,39 +56,47 @@ impl JobLog {
     /// # Panics
     /// After a terminal event.
     pub(crate) fn append(&self, event: Event) {
-        let terminal = is_terminal(&event);
-        let mut events = self.lock();
-        assert!(!self.length.borrow().1, "nothing follows a job's terminal event, least of all {event:?}");
-        events.push(event);
-        self.length.send_replace((events.len(), terminal));
+        self.append_all([event]);
+    }
+
+    /// Appends events; readers that wait are woken once for all of them.
+    ///
+    /// # Panics
+    /// After a terminal event.
+    pub(crate) fn append_all(&self, events: impl IntoIterator<Item = Event>) {
+        let mut window = self.window();
+        let (_, mut ended) = *self.length.borrow();
+        for event in events {
+            assert!(!ended, "nothing follows a job's terminal event, least of all {event:?}");
+            ended = is_terminal(&event);
+            window.push(event);
+        }
+        let length = window.end();
+        if self.stored.is_some() {
+            window.shrink_to(LOG_WINDOW_EVENTS, LOG_WINDOW_BYTES);
+        }
+        self.length.send_replace((length, ended));
     }
 
     /// Events so far.
-    pub(crate) fn len(&self) -> usize {
-        self.lock().len()
+    pub(crate) fn len(&self) -> u64 {
+        self.length.borrow().0
     }
 
-    /// The text of one of the answers so far.
+    /// The text of one of the answers so far, of a job that lives in memory; that of a durable one is read
+    /// ([`JobLog::texts`]).
+    ///
+    /// # Panics
+    /// When the job is durable.
     pub(crate) fn text(&self, choice: u32) -> String {
-        self.lock()
-            .iter()
-            .filter_map(|event| match event {
-                Event::Text { choice: of, text, .. } if *of == choice => Some(&**text),
-                _ => None,
-            })
-            .collect()
+        assert!(self.stored.is_none(), "the window of a durable job has only a part of the text");
+        let window = self.window();
+        window.events.iter().filter_map(|event| text_of(event, choice)).collect()
     }
 
-    /// Bytes that the log keeps, about.
+    /// Bytes that it keeps in memory, about.
     pub(crate) fn bytes(&self) -> usize {
-        let events = self.lock();
-        let inside = |event: &Event| match event {
-            Event::Text { text, logprobs, .. } => {
-                text.len() + logprobs.iter().map(logprob_bytes).sum::<usize>()
-            }
-            _ => 0,
-        };
-        events.iter().map(|event| inside(event) + size_of::<Event>()).sum()
+        self.window().bytes
     }
 
     /// A reader from event number `from` on.
@@ -66,9 +104,109 @@ impl JobLog {
         LogReader { next: from, length: self.length.subscribe(), log: self.clone() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Event>> {
-        self.events.lock().expect("nobody panics while holding a log")
+    /// At most [`READ_BATCH_EVENTS`] events from number `from` on, which the log has.
+    async fn read(&self, from: u64) -> Result<Vec<Event>, String> {
+        if let Some(events) = self.window().read(from) {
+            return Ok(events);
+        }
+        let Stored { job, disk } =
+            self.stored.as_ref().expect("all events of a job in memory are in its window");
+        let events = disk.read_log(*job, from, READ_BATCH_EVENTS).await?;
+        if events.is_empty() {
+            return Err(format!("event {from} of job j-{job:016x} is not stored any more"));
+        }
+        Ok(events)
     }
+
+    fn window(&self) -> MutexGuard<'_, Window> {
+        self.window.lock().expect("nobody panics while holding a log")
+    }
+}
+
+#[cfg_attr(not(test), expect(dead_code, reason = "the scheduler keeps no durable jobs yet"))]
+impl JobLog {
+    /// The log of a durable job, of which `events` events are stored already.
+    pub(crate) fn stored(job: u64, disk: JobDisk, events: u64) -> Arc<Self> {
+        Self::new(events, false, Some(Stored { job, disk }))
+    }
+
+    /// The log of a durable job that has ended, with so many events; none of them is in memory.
+    pub(crate) fn ended(job: u64, disk: JobDisk, events: u64) -> Arc<Self> {
+        Self::new(events, true, Some(Stored { job, disk }))
+    }
+
+    /// Lets go of what is in memory: readers find it on disk.
+    ///
+    /// # Panics
+    /// When the job lives in memory.
+    pub(crate) fn leave_to_disk(&self) {
+        assert!(self.stored.is_some(), "the log of a job in memory is nowhere else");
+        self.window().shrink_to(0, 0);
+    }
+
+    /// The texts of the first `choices` answers so far.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub(crate) async fn texts(self: &Arc<Self>, choices: u32) -> Result<Vec<String>, String> {
+        let mut texts = vec![String::new(); choices as usize];
+        let (mut reader, end) = (self.reader(0), self.len());
+        while reader.next < end
+            && let Some(events) = reader.next().await?
+        {
+            for (_, event) in events.iter().take_while(|(offset, _)| *offset < end) {
+                for (choice, text) in texts.iter_mut().enumerate() {
+                    text.extend(text_of(event, choice as u32));
+                }
+            }
+        }
+        Ok(texts)
+    }
+}
+
+impl Window {
+    fn push(&mut self, event: Event) {
+        self.bytes += event_bytes(&event);
+        self.events.push_back(event);
+    }
+
+    /// Drops the oldest events until no more than so many and so much are left.
+    fn shrink_to(&mut self, events: usize, bytes: usize) {
+        while self.events.len() > events || self.bytes > bytes {
+            let Some(oldest) = self.events.pop_front() else { break };
+            self.bytes -= event_bytes(&oldest);
+            self.start += 1;
+        }
+    }
+
+    /// Offset behind the last event.
+    fn end(&self) -> u64 {
+        self.start + self.events.len() as u64
+    }
+
+    /// A batch of events from number `from` on; `None` when it has left the window.
+    fn read(&self, from: u64) -> Option<Vec<Event>> {
+        let skipped = from.checked_sub(self.start)? as usize;
+        let events: Vec<Event> = self.events.iter().skip(skipped).take(READ_BATCH_EVENTS).cloned().collect();
+        (!events.is_empty()).then_some(events)
+    }
+}
+
+fn text_of(event: &Event, choice: u32) -> Option<&str> {
+    match event {
+        Event::Text { choice: of, text, .. } if *of == choice => Some(text),
+        _ => None,
+    }
+}
+
+fn event_bytes(event: &Event) -> usize {
+    let inside = match event {
+        Event::Text { text, logprobs, .. } => text.len() + logprobs.iter().map(logprob_bytes).sum::<usize>(),
+        Event::Finished { choices, .. } => size_of_val(&choices[..]),
+        Event::Failed { message } => message.len(),
+        Event::Queued { .. } | Event::Started { .. } => 0,
+    };
+    inside + size_of::<Event>()
 }
 
 fn logprob_bytes(logprob: &TokenLogprob) -> usize {
@@ -86,77 +224,29 @@ pub(crate) fn is_terminal(event: &Event) -> bool {
 pub(crate) struct LogReader {
     log: Arc<JobLog>,
     next: u64,
-    length: watch::Receiver<(usize, bool)>,
+    length: watch::Receiver<(u64, bool)>,
 }
 
 impl LogReader {
     /// The next events with their offsets, at most [`READ_BATCH_EVENTS`]; waits for one; `None` after the last.
-    pub(crate) async fn next(&mut self) -> Option<Vec<(u64, Event)>> {
+    ///
+    /// # Errors
+    /// The disk's. The reader may be asked again.
+    pub(crate) async fn next(&mut self) -> Result<Option<Vec<(u64, Event)>>, String> {
         loop {
             // Marked as seen before the log is read: what is appended in between wakes us at once.
             let (length, ended) = *self.length.borrow_and_update();
-            if self.next < length as u64 {
-                let start = self.next as usize;
-                let end = length.min(start + READ_BATCH_EVENTS);
-                let events = self.log.lock()[start..end].to_vec();
-                self.next = end as u64;
-                return Some((start as u64..).zip(events).collect());
+            if self.next < length {
+                let (start, events) = (self.next, self.log.read(self.next).await?);
+                self.next += events.len() as u64;
+                return Ok(Some((start..).zip(events).collect()));
             }
             if ended || self.length.changed().await.is_err() {
-                return None;
+                return Ok(None);
             }
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn text(text: &str) -> Event {
-        Event::Text { choice: 0, text: text.into(), tokens: 1, logprobs: vec![] }
-    }
-
-    fn failed() -> Event {
-        Event::Failed { message: "over".into() }
-    }
-
-    async fn read_all(mut reader: LogReader) -> Vec<(u64, Event)> {
-        let mut all = Vec::new();
-        while let Some(batch) = reader.next().await {
-            assert!(!batch.is_empty() && batch.len() <= READ_BATCH_EVENTS);
-            all.extend(batch);
-        }
-        all
-    }
-
-    #[actix::test]
-    async fn readers_from_any_offset_at_any_time_see_the_same_log() {
-        let log = JobLog::new();
-        log.append(text("a"));
-        let early = actix::spawn(read_all(log.reader(0)));
-        let past = actix::spawn(read_all(log.reader(200)));
-        for _ in 0..150 {
-            log.append(text("b"));
-            tokio::task::yield_now().await;
-        }
-        let middle = actix::spawn(read_all(log.reader(100)));
-        log.append(failed());
-        let late = read_all(log.reader(0)).await;
-
-        assert_eq!(late.len(), 152);
-        assert!(late.iter().enumerate().all(|(at, (offset, _))| at as u64 == *offset));
-        assert_eq!(early.await.expect("no panic"), late);
-        assert_eq!(middle.await.expect("no panic"), late[100..]);
-        assert_eq!(past.await.expect("no panic"), [], "an offset behind the end has nothing to read");
-        assert_eq!((log.text(0).len(), log.text(1).len()), (151, 0));
-    }
-
-    #[test]
-    #[should_panic(expected = "nothing follows")]
-    fn a_second_terminal_event_is_a_defect() {
-        let log = JobLog::new();
-        log.append(failed());
-        log.append(failed());
-    }
-}
+mod tests;

@@ -66,7 +66,7 @@ pub(super) async fn submit(
 
 /// Sends a log's events from a reader's place to the end.
 pub(super) async fn stream(mut reader: LogReader, replies: &Replies) -> Result<Answer, Unanswered> {
-    while let Some(events) = reader.next().await {
+    while let Some(events) = reader.next().await.map_err(|why| fault(ErrorCode::Failed, why))? {
         for (offset, event) in events {
             replies.send(Answer::Event { offset, event }).await?;
         }
