@@ -42,7 +42,11 @@ pub(crate) fn batch(context: &Context, args: BatchArgs) -> Result<(), Failure> {
         how_to_go_on(&input, unsent, args.tenant.as_ref());
         return Err(failure);
     }
-    if args.detach { detached(context, &input, &results) } else { ended(context, &input, results, &paths) }
+    if args.detach {
+        detached(context, &input, &results, &paths)
+    } else {
+        ended(context, &input, results, &paths)
+    }
 }
 
 /// Where results go.
@@ -120,7 +124,7 @@ fn how_to_go_on(input: &Input, unsent: usize, tenant: Option<&Tenant>) {
 }
 
 /// All is submitted and nobody waits.
-fn detached(context: &Context, input: &Input, results: &Results) -> Result<(), Failure> {
+fn detached(context: &Context, input: &Input, results: &Results, paths: &Paths) -> Result<(), Failure> {
     let (_, failed) = results.counts();
     let jobs = input.len() - failed;
     if context.json {
@@ -130,7 +134,7 @@ fn detached(context: &Context, input: &Input, results: &Results) -> Result<(), F
     } else {
         output::print(&format!("{}\n", input.batch))?;
     }
-    if failed == 0 { Ok(()) } else { Err(lines_failed(failed, input.len())) }
+    some_failed(failed, input, &results::partial(&paths.errors))
 }
 
 /// Every request has its result.
@@ -158,11 +162,15 @@ fn ended(context: &Context, input: &Input, results: Results, paths: &Paths) -> R
         rows.extend(errors.map(|path| ("errors", path.display().to_string())));
         output::print(&units::pairs(&rows))?;
     }
-    if failed == 0 { Ok(()) } else { Err(lines_failed(failed, input.len())) }
+    some_failed(failed, input, &paths.errors)
 }
 
-fn lines_failed(failed: usize, total: usize) -> Failure {
-    Failure::Failed(format!("{failed} of {} failed", units::count(total as u64, "request")))
+fn some_failed(failed: usize, input: &Input, told_in: &Path) -> Result<(), Failure> {
+    if failed == 0 {
+        return Ok(());
+    }
+    let total = units::count(input.len() as u64, "request");
+    Err(Failure::Failed(format!("{failed} of {total} failed; {} says why", told_in.display())))
 }
 
 /// `batch --cancel`.

@@ -202,8 +202,11 @@ fn a_batch_from_its_lines_to_its_files() {
     file(daemon.dir.path(), &["a", "failing", "b", "too-long", "unlucky", "forgotten", "c"]);
     let ran = ran(&daemon, &["batch", "in.jsonl", "--id", "mine", "--tenant", "acme", "--json"]);
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
-    assert!(ran.stderr.ends_with("zllmctl: 4 of 7 requests failed\n"), "{}", ran.stderr);
-    assert!(ran.stderr.contains("line 4: the prompt is too long\n"), "{}", ran.stderr);
+    assert!(
+        ran.stderr.ends_with("zllmctl: 4 of 7 requests failed; in.errors.jsonl says why\n"),
+        "{}",
+        ran.stderr
+    );
     let summary: Value = serde_json::from_str(&ran.stdout).unwrap();
     let wanted = json!({
         "batch": "mine", "total": 7, "completed": 3, "failed": 4, "generated_tokens": 3 * 46,
@@ -229,6 +232,7 @@ fn a_batch_from_its_lines_to_its_files() {
     assert_eq!(told, ["server_error", "invalid_request", "batch_cancelled", "batch_expired"]);
     assert!(errors.iter().all(|line| line["response"].is_null()));
     assert_eq!(errors[0]["error"]["message"], "out of time");
+    assert_eq!(errors[1]["error"]["message"], "the prompt is too long");
     daemon.end();
 
     let queue = queue.lock().unwrap();

@@ -259,6 +259,11 @@ impl<'a> Drive<'a> {
                     self.listing.at = clock::now() + retry_wait(retry_after_ms);
                     Ok(())
                 }
+                // Of a batch none of whose jobs are kept.
+                Answer::Error(Fault { code: ErrorCode::NotFound, .. }) => {
+                    self.take_listed(number, after, at, BatchPage { jobs: Vec::new(), more: false });
+                    Ok(())
+                }
                 Answer::Error(fault) => Err(fault.into()),
                 other => Err(unexpected(&other)),
             },
@@ -390,8 +395,6 @@ impl<'a> Drive<'a> {
         code: &'static str,
         message: String,
     ) -> Result<(), Failure> {
-        let number = self.input.number(place);
-        self.progress.say(&format!("line {number}: {}", crate::output::printable(&message)));
         self.results.write(self.input, place, job, &Outcome::Failed { code, message })
     }
 

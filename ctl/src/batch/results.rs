@@ -190,7 +190,7 @@ impl Results {
 
 impl Part {
     fn open(target: &Path) -> Result<Self, Failure> {
-        let partial = beside(target, ".partial");
+        let partial = partial(target);
         let file = lock(&partial)?;
         Ok(Self { target: target.to_owned(), partial, file, bytes: 0, lines: 0 })
     }
@@ -228,9 +228,14 @@ impl Part {
     }
 }
 
+/// Where results are while they come.
+pub(crate) fn partial(target: &Path) -> PathBuf {
+    beside(target, ".partial")
+}
+
 /// Whether a command writes the results that go to this file.
 pub(crate) fn is_being_written(target: &Path) -> bool {
-    let Ok(file) = File::open(beside(target, ".partial")) else { return false };
+    let Ok(file) = File::open(partial(target)) else { return false };
     matches!(file.try_lock(), Err(TryLockError::WouldBlock))
 }
 

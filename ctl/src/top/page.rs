@@ -73,18 +73,18 @@ fn top(status: &Status, queue: &QueueReport, width: usize) -> Vec<Line<'static>>
 }
 
 fn title(status: &Status, queue: &QueueReport) -> Line<'static> {
-    let uptime = units::duration_ms(status.uptime_ms as f64);
-    let mut title = format!("zllmd {}, process {}, up {uptime}", status.version, status.pid);
-    title.push_str(&format!(", {} done", status.jobs_done));
-    for (count, what) in [(status.jobs_failed, "failed"), (status.jobs_refused, "refused")] {
-        if count > 0 {
-            title.push_str(&format!(", {count} {what}"));
-        }
-    }
-    let mut line = Line::from(Span::from(lists::one_line(&title)).bold());
+    let mut line = Line::from(Span::from(lists::one_line(&format!("zllmd {}", status.version))).bold());
     if queue.draining {
         line.push_span(Span::from(", draining").yellow().bold());
     }
+    let uptime = units::duration_ms(status.uptime_ms as f64);
+    let mut rest = format!(", process {}, up {uptime}, {} done", status.pid, status.jobs_done);
+    for (count, what) in [(status.jobs_failed, "failed"), (status.jobs_refused, "refused")] {
+        if count > 0 {
+            rest.push_str(&format!(", {count} {what}"));
+        }
+    }
+    line.push_span(rest);
     line
 }
 
