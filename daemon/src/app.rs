@@ -11,8 +11,8 @@ mod tests;
 use crate::catalog::Catalog;
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::device::DeviceActor;
 use crate::device::port::Device;
+use crate::device::{DeviceActor, Devices};
 use crate::kv_store::{KvStoreActor, OpenDisk, SaveAll};
 use crate::limits::{FLUSH_TIMEOUT, OPEN_TIMEOUT, STUCK_AFTER};
 use crate::metrics::Metrics;
@@ -79,14 +79,14 @@ impl Bound {
 pub(crate) async fn run(
     config: Config,
     bound: Bound,
-    device: Box<dyn Device>,
+    devices: Vec<Box<dyn Device>>,
     clock: Clock,
 ) -> anyhow::Result<Ended> {
-    let (pulses, mut deaths) = Pulses::new();
+    let (pulses, mut deaths) = Pulses::new(devices.len() as u16);
     let (stop, mut stops) = StopListener::new().context("signals")?;
     let (life, seen_life) = watch::channel(Life::Serving);
     let ready = Arc::new(AtomicBool::new(false));
-    let services = Rc::new(start_actors(&config, device, clock, &pulses, stop)?);
+    let services = Rc::new(start_actors(&config, devices, clock, &pulses, stop)?);
 
     let (listener, _socket_guard) = bound.socket.into_parts();
     let listener = tokio::net::UnixListener::from_std(listener).context("the listening socket")?;
@@ -133,17 +133,17 @@ pub(crate) async fn run(
 
 fn start_actors(
     config: &Config,
-    device: Box<dyn Device>,
+    devices: Vec<Box<dyn Device>>,
     clock: Clock,
     pulses: &Pulses,
     stop: StopHandle,
 ) -> anyhow::Result<Services> {
     let metrics = Arc::new(Metrics::new(clock.started_unix_seconds()));
-    let device = DeviceActor::spawn(device, clock, pulses.clone()).context("the device's thread")?;
-    let kv = KvStoreActor::spawn(config.kv.clone(), device.clone(), clock, pulses.clone());
+    let devices = start_devices(devices, clock, pulses)?;
+    let kv = KvStoreActor::spawn(config.kv.clone(), devices.clone(), clock, pulses.clone());
     let fellows = Fellows {
         kv: kv.clone(),
-        device: device.clone(),
+        devices: devices.clone(),
         metrics: metrics.clone(),
         clock,
         pulses: pulses.clone(),
@@ -154,7 +154,7 @@ fn start_actors(
     Ok(Services {
         scheduler,
         kv,
-        device,
+        devices,
         metrics,
         clock,
         catalog: Catalog::new(models, folder, config.model_defaults.clone()),
@@ -164,6 +164,18 @@ fn start_actors(
         arriving,
         encoding,
     })
+}
+
+/// Starts the devices' threads and actors, in the order of their numbers.
+fn start_devices(devices: Vec<Box<dyn Device>>, clock: Clock, pulses: &Pulses) -> anyhow::Result<Devices> {
+    let mut started = Vec::with_capacity(devices.len());
+    for (number, device) in (0..).zip(devices) {
+        let name = device.describe().name;
+        let actor = DeviceActor::spawn(number, device, clock, pulses.clone());
+        started.push((name.clone(), actor.with_context(|| format!("the thread of device {name}"))?));
+        tracing::debug!(number, name, "device");
+    }
+    Ok(Devices::new(started))
 }
 
 /// Opens the KV database. A disk that does not answer must not keep the daemon from its work; it is taken in when it does.
@@ -209,7 +221,7 @@ fn serve_pages(
     let pages = Pages {
         scheduler: services.scheduler.clone(),
         kv: services.kv.clone(),
-        device: services.device.clone(),
+        devices: services.devices.clone(),
         metrics: services.metrics.clone(),
         ready: ready.clone(),
     };
@@ -251,9 +263,6 @@ async fn close_connections(services: &Services) {
 }
 
 fn death(organ: Option<Organ>) -> anyhow::Error {
-    let name = organ.map_or("an actor", Organ::name);
-    anyhow::anyhow!(
-        "the {name} has died: {}",
-        crate::panics::latest().unwrap_or_else(|| "without a word".into())
-    )
+    let name = organ.map_or("an actor".to_owned(), |organ| format!("the {organ}"));
+    anyhow::anyhow!("{name} has died: {}", crate::panics::latest().unwrap_or_else(|| "without a word".into()))
 }

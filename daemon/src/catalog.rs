@@ -104,7 +104,8 @@ pub(crate) mod tests {
             lock_memory: false,
             context_tokens: None,
             tokenizer_pre: None,
-            threads: 1,
+            threads: None,
+            place: crate::config::PlaceSettings::default(),
             prefill_chunk_tokens: 64,
             batch_rows: 4,
         }

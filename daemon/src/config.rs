@@ -6,11 +6,13 @@
 mod bytes;
 mod cli;
 mod cores;
+mod devices;
 mod file;
 mod kv;
 mod times;
 
 pub(crate) use cli::Cli;
+pub(crate) use devices::{DeviceSettings, PlaceSettings};
 pub(crate) use file::LoadWhen;
 pub(crate) use kv::{KvSettings, SavePolicy, SsdSettings};
 
@@ -42,6 +44,8 @@ pub(crate) struct Config {
     pub(crate) connections: usize,
     pub(crate) drain: Duration,
     pub(crate) kv: KvSettings,
+    /// What computes; at least one.
+    pub(crate) devices: Vec<DeviceSettings>,
     /// Configured models by name.
     pub(crate) models: BTreeMap<String, ModelSettings>,
     /// What a model gets that says nothing else, and each model of the models folder.
@@ -80,7 +84,9 @@ pub(crate) struct ModelDefaults {
     pub(crate) context_tokens: Option<usize>,
     /// Goes before the file's `tokenizer.ggml.pre`.
     pub(crate) tokenizer_pre: Option<String>,
-    pub(crate) threads: usize,
+    /// Instead of the devices' own.
+    pub(crate) threads: Option<usize>,
+    pub(crate) place: PlaceSettings,
     pub(crate) prefill_chunk_tokens: usize,
     /// Sequences of one step.
     pub(crate) batch_rows: usize,
@@ -117,6 +123,7 @@ impl Config {
         let file_limits = file.limits;
         let core = core_limits(&file_limits, cli)?;
         let threads = count("threads", cli.threads.or(file.threads), cores::physical_cores())?;
+        let devices = DeviceSettings::all(file.devices, threads)?;
         let kv_budget = cli.kv_budget.or(file.defaults.kv_budget);
         let ram_budget = cli.ram_budget.or(file.defaults.ram_budget);
         let model_defaults = ModelDefaults {
@@ -126,13 +133,19 @@ impl Config {
             lock_memory: file.defaults.lock_memory.unwrap_or(false),
             context_tokens: None,
             tokenizer_pre: None,
-            threads,
+            threads: None,
+            place: PlaceSettings::merge(
+                "defaults",
+                (file.defaults.devices, None),
+                &PlaceSettings::default(),
+                &devices,
+            )?,
             prefill_chunk_tokens: core.prefill_chunk_tokens,
             batch_rows: core.running_jobs,
         };
         let mut models = BTreeMap::new();
         for (name, entry) in file.models {
-            let settings = model(&name, entry, &model_defaults, base)?;
+            let settings = model(&name, entry, &model_defaults, &devices, base)?;
             models.insert(name, settings);
         }
         Ok(Self {
@@ -152,6 +165,7 @@ impl Config {
             drain: drain(cli.drain_seconds.or(file_limits.drain_seconds))?,
             kv: KvSettings::merge(file.kv, cli, base, variable)?,
             core,
+            devices,
             models,
             model_defaults,
         })
@@ -168,7 +182,6 @@ impl Config {
             format!("socket: {}", self.socket.display()),
             format!("metrics: {metrics}"),
             format!("models folder: {folder}"),
-            format!("threads: {}", self.model_defaults.threads),
             format!(
                 "KV memory of a model: {} bytes and {} bytes of RAM tier, in format {}, unless it says otherwise",
                 self.model_defaults.kv_budget_bytes,
@@ -176,10 +189,13 @@ impl Config {
                 self.model_defaults.kv_format
             ),
         ];
+        lines.extend(self.devices.iter().map(DeviceSettings::summary));
         lines.push(self.kv.summary());
         lines.extend(self.models.iter().map(|(name, model)| {
             let when = if model.load == LoadWhen::Start { "at start" } else { "on demand" };
-            format!("model {name}: {} ({when})", model.path.display())
+            let devices = &model.defaults.place.devices;
+            let place = if devices.is_empty() { String::new() } else { format!(" on {}", devices.join("+")) };
+            format!("model {name}: {} ({when}){place}", model.path.display())
         }));
         lines.join("\n")
     }
@@ -230,9 +246,12 @@ fn model(
     name: &str,
     entry: ModelEntry,
     defaults: &ModelDefaults,
+    devices: &[DeviceSettings],
     base: Option<&Path>,
 ) -> anyhow::Result<ModelSettings> {
     let mut defaults = defaults.clone();
+    let given = (entry.devices, entry.split);
+    defaults.place = PlaceSettings::merge(&format!("models.{name}"), given, &defaults.place, devices)?;
     if let Some(kv_format) = entry.kv_format {
         defaults.kv_format = kv_format.0;
     }
@@ -247,7 +266,7 @@ fn model(
     }
     if let Some(threads) = entry.threads {
         anyhow::ensure!(threads > 0, "models.{name}.threads is 0; at least 1 works");
-        defaults.threads = threads;
+        defaults.threads = Some(threads);
     }
     if let Some(context) = entry.context {
         anyhow::ensure!(context > 1, "models.{name}.context is {context}; at least 2 works");
@@ -312,7 +331,7 @@ mod tests {
     use super::*;
     use clap::Parser;
 
-    fn read(text: &str, flags: &[&str]) -> anyhow::Result<Config> {
+    pub(super) fn read(text: &str, flags: &[&str]) -> anyhow::Result<Config> {
         let cli = Cli::parse_from([&["zllmd"], flags].concat());
         Config::merge(ConfigFile::parse(text)?, &cli, None, Some(Path::new("/etc/zllm")))
     }
@@ -321,7 +340,7 @@ mod tests {
     fn flags_are_on_top_of_the_file_and_the_file_on_top_of_defaults() {
         let text = "threads = 3\n[limits]\nprefill_chunk_tokens = 32\n";
         let config = read(text, &["--threads", "5"]).expect("valid");
-        assert_eq!(config.model_defaults.threads, 5);
+        assert_eq!(config.devices[0].threads, 5);
         assert_eq!(config.core.prefill_chunk_tokens, 32);
         assert_eq!(config.core.running_jobs, limits::DEFAULT_RUNNING_JOBS);
     }
@@ -358,7 +377,7 @@ mod tests {
         assert_eq!(small.path, Path::new("/etc/zllm/m/small.gguf"));
         assert_eq!(small.defaults.kv_budget_bytes, 64 << 20);
         assert_eq!(small.defaults.kv_format, KvFormat::F16);
-        assert_eq!((small.defaults.context_tokens, small.defaults.threads), (Some(512), 2));
+        assert_eq!((small.defaults.context_tokens, small.defaults.threads), (Some(512), Some(2)));
         assert_eq!(small.defaults.tokenizer_pre.as_deref(), Some("llama-bpe"));
         assert_eq!(config.startup_models().collect::<Vec<_>>(), ["small"]);
     }

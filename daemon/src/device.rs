@@ -1,4 +1,5 @@
-//! The device actor: an ordinary actor in front of one OS thread that owns the backend, the weights and the sequences.
+//! The device actor: an ordinary actor in front of one OS thread that owns the backend, the weights and the sequences. There
+//! is one for each device; `placement.rs` says which of them has which part of a model.
 //!
 //! Invariant: the channel to the thread is bounded, and nothing here ever waits for the thread: a message either gets
 //! its place in the channel or is refused at once. What the actor tells about itself it knows without asking the thread.
@@ -9,9 +10,11 @@
 //! returns; only an address that met a full mailbox before has to wait for its next one, so commands are sent through a
 //! fresh clone.
 
+mod busy;
 pub(crate) mod cpu;
 #[cfg(test)]
 pub(crate) mod fake;
+pub(crate) mod placement;
 pub(crate) mod port;
 #[cfg(test)]
 mod tests;
@@ -24,17 +27,25 @@ use crate::limits::{DEVICE_COMMANDS, MAILBOX_MESSAGES, TICK};
 use crate::pulse::{AliveGuard, Organ, Pulses};
 use crate::scheduler::plan::{ModelName, SequenceId, StepOutcome, StepPlan};
 use actix::prelude::*;
-use port::{Description, Device, Generate, LoadProgress, Loaded};
+use busy::{Busy, Worked};
+pub(crate) use placement::Devices;
+use port::{Description, Device, Generate, LoadProgress, LoadedStage, StageOutcome};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 use thread::Command;
 use tokio::sync::{mpsc, oneshot};
+use zllm_engine::Stage;
 
 /// The actor.
 pub(crate) struct DeviceActor {
+    /// Its number among the devices.
+    number: u16,
     commands: mpsc::Sender<Command>,
     description: Description,
     loaded: BTreeMap<ModelName, ModelMemory>,
+    busy: Busy,
+    clock: Clock,
     pulses: Pulses,
     _alive: AliveGuard,
 }
@@ -51,14 +62,17 @@ pub(crate) struct ModelMemory {
 pub(crate) struct DeviceSnapshot {
     pub(crate) description: Description,
     pub(crate) loaded: BTreeMap<ModelName, ModelMemory>,
+    /// The share of the last ten seconds that its thread has worked, from 0 to 1.
+    pub(crate) busy: f32,
 }
 
-/// Loads a model; progress is published as it comes.
+/// Loads a stage of a model; progress is published as it comes.
 #[derive(Message)]
-#[rtype(result = "Result<Loaded, String>")]
-pub(crate) struct LoadModel {
+#[rtype(result = "Result<LoadedStage, String>")]
+pub(crate) struct LoadStage {
     pub(crate) model: ModelName,
     pub(crate) settings: ModelSettings,
+    pub(crate) stage: Stage,
     pub(crate) progress: Box<dyn FnMut(LoadProgress) + Send>,
 }
 
@@ -67,18 +81,26 @@ pub(crate) struct LoadModel {
 #[rtype(result = "Result<(), String>")]
 pub(crate) struct UnloadModel(pub(crate) ModelName);
 
-/// Computes one step. An error is the device's, and fatal.
+/// Computes one stage of a step. An error is the device's, and fatal.
 #[derive(Message)]
-#[rtype(result = "Result<StepDone, String>")]
-pub(crate) struct RunStep {
-    pub(crate) plan: StepPlan,
+#[rtype(result = "Result<StageDone, String>")]
+pub(crate) struct RunStage {
+    pub(crate) plan: Arc<StepPlan>,
+    /// What the stage before gave; `None` for the first.
+    pub(crate) hidden: Option<Vec<f32>>,
     /// Samplers of the sequences that are in a step for the first time.
     pub(crate) begins: Vec<(SequenceId, Box<dyn Generate>)>,
     /// Sequences whose samplers may go.
     pub(crate) forgets: Vec<SequenceId>,
 }
 
-/// What a step gave, and how long the device took.
+/// What a stage gave, and how long the device took.
+pub(crate) struct StageDone {
+    pub(crate) outcome: StageOutcome,
+    pub(crate) took: Duration,
+}
+
+/// What a step gave, and how long its devices took, one after the other.
 #[derive(Debug)]
 pub(crate) struct StepDone {
     pub(crate) outcome: StepOutcome,
@@ -121,17 +143,28 @@ impl DeviceActor {
     /// # Errors
     /// When the system gives no thread.
     pub(crate) fn spawn(
+        number: u16,
         device: Box<dyn Device>,
         clock: Clock,
         pulses: Pulses,
     ) -> std::io::Result<Addr<Self>> {
         let description = device.describe();
         let (commands, queue) = mpsc::channel(DEVICE_COMMANDS);
-        thread::spawn(device, queue, clock, pulses.clone())?;
+        let worked = Worked::default();
+        thread::spawn(number, device, queue, (clock, worked.clone()), pulses.clone())?;
         Ok(Self::create(|ctx| {
             ctx.set_mailbox_capacity(MAILBOX_MESSAGES);
-            let alive = pulses.guard(Organ::Device);
-            Self { commands, description, loaded: BTreeMap::new(), pulses, _alive: alive }
+            let alive = pulses.guard(Organ::Device(number));
+            Self {
+                number,
+                commands,
+                description,
+                loaded: BTreeMap::new(),
+                busy: Busy::new(worked, clock.now()),
+                clock,
+                pulses,
+                _alive: alive,
+            }
         }))
     }
 
@@ -161,7 +194,8 @@ impl Actor for DeviceActor {
 
     fn started(&mut self, ctx: &mut Self::Context) {
         ctx.run_interval(TICK, |actor, _| {
-            actor.pulses.beat(Organ::Device);
+            actor.pulses.beat(Organ::Device(actor.number));
+            actor.busy.mark(actor.clock.now());
             // Into an empty channel alone: a busy thread beats by itself, and pings must not take the others' places.
             if actor.commands.capacity() == actor.commands.max_capacity() {
                 // An error means that the thread has died, which its guard has reported.
@@ -171,13 +205,13 @@ impl Actor for DeviceActor {
     }
 }
 
-impl Handler<LoadModel> for DeviceActor {
-    type Result = ResponseActFuture<Self, Result<Loaded, String>>;
+impl Handler<LoadStage> for DeviceActor {
+    type Result = ResponseActFuture<Self, Result<LoadedStage, String>>;
 
-    fn handle(&mut self, message: LoadModel, _: &mut Self::Context) -> Self::Result {
-        let LoadModel { model, settings, progress } = message;
+    fn handle(&mut self, message: LoadStage, _: &mut Self::Context) -> Self::Result {
+        let LoadStage { model, settings, stage, progress } = message;
         let name = model.clone();
-        let asked = self.ask(|reply| Command::Load { model, settings, progress, reply });
+        let asked = self.ask(|reply| Command::Load { model, settings, stage, progress, reply });
         Box::pin(answer(asked).into_actor(self).map(move |result, actor, _| {
             let loaded = result.and_then(|loaded| loaded)?;
             let blocks = u64::from(loaded.device_blocks) + u64::from(loaded.ram_blocks);
@@ -202,12 +236,12 @@ impl Handler<UnloadModel> for DeviceActor {
     }
 }
 
-impl Handler<RunStep> for DeviceActor {
-    type Result = ResponseFuture<Result<StepDone, String>>;
+impl Handler<RunStage> for DeviceActor {
+    type Result = ResponseFuture<Result<StageDone, String>>;
 
-    fn handle(&mut self, message: RunStep, _: &mut Self::Context) -> Self::Result {
-        let RunStep { plan, begins, forgets } = message;
-        let asked = self.ask(|reply| Command::Step { plan, begins, forgets, reply });
+    fn handle(&mut self, message: RunStage, _: &mut Self::Context) -> Self::Result {
+        let RunStage { plan, hidden, begins, forgets } = message;
+        let asked = self.ask(|reply| Command::Step { plan, hidden, begins, forgets, reply });
         Box::pin(async move { answer(asked).await? })
     }
 }
@@ -243,6 +277,7 @@ impl Handler<Snapshot> for DeviceActor {
     type Result = MessageResult<Snapshot>;
 
     fn handle(&mut self, _: Snapshot, _: &mut Self::Context) -> Self::Result {
-        MessageResult(DeviceSnapshot { description: self.description.clone(), loaded: self.loaded.clone() })
+        let (description, loaded) = (self.description.clone(), self.loaded.clone());
+        MessageResult(DeviceSnapshot { description, loaded, busy: self.busy.share(self.clock.now()) })
     }
 }

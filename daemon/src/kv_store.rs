@@ -19,7 +19,7 @@ pub(crate) use messages::{
 
 use crate::clock::Clock;
 use crate::config::{KvSettings, SavePolicy};
-use crate::device::{CopyBlock, DeviceActor, FetchBlocks, PutBlocks};
+use crate::device::Devices;
 use crate::limits::{
     MAILBOX_MESSAGES, MAX_RUNNING_JOBS, MAX_SESSION_TOKENS, MAX_SESSIONS, READ_BATCH_BYTES, READ_TIMEOUT,
     TICK, WRITE_TIMEOUT,
@@ -40,7 +40,7 @@ use zllm_state::{
 pub(crate) struct KvStoreActor {
     store: KvStore,
     disk: Disk,
-    device: Addr<DeviceActor>,
+    devices: Devices,
     clock: Clock,
     leases: HashMap<u64, oneshot::Sender<Result<Lease, NoLease>>>,
     saves: HashMap<u64, oneshot::Sender<SaveOutcome>>,
@@ -71,12 +71,7 @@ const HOUSEKEEPING: Duration = Duration::from_secs(1);
 const REFUSED_INTERVAL: Duration = Duration::from_secs(300);
 
 impl KvStoreActor {
-    pub(crate) fn spawn(
-        settings: KvSettings,
-        device: Addr<DeviceActor>,
-        clock: Clock,
-        pulses: Pulses,
-    ) -> Addr<Self> {
+    pub(crate) fn spawn(settings: KvSettings, devices: Devices, clock: Clock, pulses: Pulses) -> Addr<Self> {
         Self::create(|ctx| {
             ctx.set_mailbox_capacity(MAILBOX_MESSAGES);
             let alive = pulses.guard(Organ::KvStore);
@@ -99,7 +94,7 @@ impl KvStoreActor {
             Self {
                 store: KvStore::new(options),
                 disk: Disk::new(settings.ssd),
-                device,
+                devices,
                 clock,
                 leases: HashMap::new(),
                 saves: HashMap::new(),
@@ -153,11 +148,6 @@ impl KvStoreActor {
         let _ = waiting.send(result);
     }
 
-    /// An address whose next message is in the device's queue at once, in order (see `device.rs`).
-    fn device(&self) -> Addr<DeviceActor> {
-        self.device.clone()
-    }
-
     /// Whether the device has as many copies waiting as its queue was made for. A lease may need one more.
     fn is_device_behind(&self) -> bool {
         self.copies >= MAX_RUNNING_JOBS
@@ -166,11 +156,10 @@ impl KvStoreActor {
     /// The device's queue takes the copy before anything that follows from the lease.
     fn copy(&mut self, model: String, from: u32, to: u32, ctx: &mut Context<Self>) {
         self.copies += 1;
-        let copying = self.device().send(CopyBlock { model: model.as_str().into(), from, to });
+        let copying = self.devices.copy(&model.as_str().into(), from, to);
         ctx.spawn(copying.into_actor(self).map(|answer, actor, _| match answer {
-            Ok(Ok(())) => actor.copies -= 1,
-            Ok(Err(message)) => panic!("the device does not copy a block: {message}"),
-            Err(error) => panic!("the device actor is gone: {error}"),
+            Ok(()) => actor.copies -= 1,
+            Err(message) => panic!("the device does not copy a block: {message}"),
         }));
     }
 
@@ -202,9 +191,8 @@ impl KvStoreActor {
         let count = blocks.len();
         let slots = restore.reads[restore.ready..].iter().map(|read| read.slot);
         let blocks = slots.zip(blocks).collect();
-        let putting = self.device().send(PutBlocks { model: restore.model.as_str().into(), blocks });
-        ctx.spawn(putting.into_actor(self).map(move |answer, actor, ctx| {
-            let done = answer.unwrap_or_else(|error| panic!("the device actor is gone: {error}"));
+        let putting = self.devices.put(&restore.model.as_str().into(), blocks);
+        ctx.spawn(putting.into_actor(self).map(move |done, actor, ctx| {
             let damaged = match done {
                 Ok(()) => {
                     restore.ready += count;
@@ -246,9 +234,8 @@ impl KvStoreActor {
             return self.run_write(id, move |disk, _| disk.write(&[], &delete), ctx);
         }
         let slots = blocks.iter().map(|block| block.slot).collect();
-        let fetching = self.device().send(FetchBlocks { model: model.as_str().into(), slots });
-        ctx.spawn(fetching.into_actor(self).map(move |answer, actor, ctx| {
-            let fetched = answer.unwrap_or_else(|error| panic!("the device actor is gone: {error}"));
+        let fetching = self.devices.fetch(&model.as_str().into(), slots);
+        ctx.spawn(fetching.into_actor(self).map(move |fetched, actor, ctx| {
             match fetched {
                 Ok(bytes) if actor.store.fetched(id) => actor.run_write(
                     id,

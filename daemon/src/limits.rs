@@ -40,6 +40,10 @@ pub(crate) const DEFAULT_LOG: &str = "info,actix_server=warn";
 pub(crate) const MAX_ARRIVING: usize = 64;
 /// Tokenizing jobs on the blocking pool at one time; the rest wait their turn among [`MAX_ARRIVING`].
 pub(crate) const MAX_ENCODING: usize = 2;
+/// Devices that can be configured.
+pub(crate) const MAX_DEVICES: usize = 16;
+/// Longest name of a device, in bytes.
+pub(crate) const MAX_DEVICE_NAME_BYTES: usize = 32;
 /// Models that may be loaded at one time.
 pub(crate) const MAX_LOADED_MODELS: usize = 16;
 /// Ended jobs that are remembered for `list`, `show` and `attach`.
@@ -121,12 +125,15 @@ pub(crate) const MAX_KV_COMMANDS: usize = 128;
 /// Most sequences that can be configured, and copies of blocks under way before leases have to wait: beside them there are
 /// fetches, puts and the copies of leases that are being answered.
 pub(crate) const MAX_RUNNING_JOBS: usize = MAX_KV_COMMANDS - 16;
-/// Commands that wait for the device thread: one step, one ping, a load or an unload for each model, and the KV store's.
+/// Commands that wait for a device's thread: one ping; a step, a load and an unload for each model; and the KV store's.
 pub(crate) const DEVICE_COMMANDS: usize = 192;
 const _: () =
-    assert!(DEVICE_COMMANDS >= 2 + 2 * MAX_LOADED_MODELS + MAX_KV_COMMANDS, "no command is ever refused");
+    assert!(DEVICE_COMMANDS >= 1 + 3 * MAX_LOADED_MODELS + MAX_KV_COMMANDS, "no command is ever refused");
 /// How often each actor, and the device thread through a ping, shows that it makes progress.
 pub(crate) const TICK: Duration = Duration::from_millis(200);
+
+/// How far back a device's busy share looks.
+pub(crate) const BUSY_WINDOW: Duration = Duration::from_secs(10);
 
 /// Longest path of a Unix socket: `sun_path` has 108 bytes with the closing NUL.
 pub(crate) const MAX_SOCKET_PATH_BYTES: usize = 107;

@@ -63,9 +63,13 @@ fn start(cli: &Cli) -> anyhow::Result<ExitCode> {
     panics::install_hook();
     // Before any thread: binding sets the process's umask for a moment.
     let bound = app::Bound::bind(&config)?;
-    let device = Box::new(device::cpu::CpuDevice::new());
+    let memory = device::cpu::MemoryInUse::default();
+    let device = |settings: &config::DeviceSettings| {
+        Box::new(device::cpu::CpuDevice::new(settings.clone(), memory.clone())) as _
+    };
+    let devices = config.devices.iter().map(device).collect();
     let system = actix::System::new();
-    let ended = system.block_on(app::run(config, bound, device, clock));
+    let ended = system.block_on(app::run(config, bound, devices, clock));
     // Its end would wait for blocking threads, and one may hang in a disk that does not answer.
     std::mem::forget(system);
     match ended {

@@ -1,7 +1,8 @@
 //! What Prometheus scrapes. Counters and histograms are written where things happen; gauges are set from the actors'
 //! snapshots at each scrape.
 //!
-//! Invariant: label sets are fixed and small. No model, job, session or client is ever a label.
+//! Invariant: label sets are fixed and small. No model, job, session or client is ever a label; a device is, and they are
+//! the configuration's.
 
 pub(crate) mod http;
 mod kv;
@@ -15,6 +16,7 @@ use prometheus::{
     Encoder, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
     Opts, Registry, TextEncoder, exponential_buckets,
 };
+use std::collections::BTreeSet;
 use std::time::Duration;
 use zllm_wire::FinishReason;
 
@@ -130,7 +132,7 @@ impl Metrics {
                 &registry,
                 "zllm_device_memory_bytes",
                 "Memory on the devices by use.",
-                &["use"],
+                &["device", "use"],
             ),
             models_loaded: gauge(&registry, "zllm_models_loaded", "Models that can answer now."),
             sessions: gauge(&registry, "zllm_sessions", "Sessions that are remembered."),
@@ -208,15 +210,19 @@ impl Metrics {
     }
 
     /// The whole page, with the gauges as the snapshots say.
-    pub(crate) fn page(&self, load: Load, kv: &KvSnapshot, device: &DeviceSnapshot) -> String {
+    pub(crate) fn page(&self, load: Load, kv: &KvSnapshot, devices: &[DeviceSnapshot]) -> String {
         self.jobs.with_label_values(&["queued"]).set(load.queued_jobs as i64);
         self.jobs.with_label_values(&["running"]).set(load.running_jobs as i64);
         self.kv.set(kv);
-        let weights: u64 = device.loaded.values().map(|model| model.weight_bytes).sum();
-        let kv_bytes: u64 = device.loaded.values().map(|model| model.kv_bytes).sum();
-        self.device_memory.with_label_values(&["weights"]).set(weights as i64);
-        self.device_memory.with_label_values(&["kv"]).set(kv_bytes as i64);
-        self.models_loaded.set(device.loaded.len() as i64);
+        for DeviceSnapshot { description, loaded, .. } in devices {
+            let set = |of, bytes: u64| {
+                self.device_memory.with_label_values(&[description.name.as_str(), of]).set(bytes as i64);
+            };
+            set("weights", loaded.values().map(|model| model.weight_bytes).sum());
+            set("kv", loaded.values().map(|model| model.kv_bytes).sum());
+        }
+        let loaded: BTreeSet<_> = devices.iter().flat_map(|device| device.loaded.keys()).collect();
+        self.models_loaded.set(loaded.len() as i64);
         self.sessions.set(kv.sessions as i64);
         let mut page = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut page).expect("a Vec takes every byte");
@@ -265,7 +271,7 @@ fn histogram(registry: &Registry, name: &str, help: &str, first_seconds: f64) ->
 }
 
 fn step_histogram(registry: &Registry) -> HistogramVec {
-    let help = "Time of one step on the device, by whether a prefill chunk was in it.";
+    let help = "Time of one step on its devices, by whether a prefill chunk was in it.";
     let options = HistogramOpts::new("zllm_step_seconds", help).buckets(buckets(0.0005));
     let step = HistogramVec::new(options, &["kind"]).expect("a valid name");
     for kind in ["decode", "prefill"] {

@@ -37,7 +37,7 @@ pub(crate) async fn feed_watchdog(pulses: Pulses) {
         match watchdog.judge(pulses.counts()) {
             Ok(()) => send(&[NotifyState::Watchdog]),
             Err(stuck) => {
-                tracing::debug!(stuck = stuck.name(), "no progress since the last watchdog message")
+                tracing::debug!(%stuck, "no progress since the last watchdog message")
             }
         }
     }
@@ -46,17 +46,15 @@ pub(crate) async fn feed_watchdog(pulses: Pulses) {
 /// Decides whether everyone moved since the last time that everyone had.
 #[derive(Debug, Default)]
 struct Watchdog {
-    seen: [u64; Organ::BEATING.len()],
+    seen: Vec<(Organ, u64)>,
 }
 
 impl Watchdog {
     /// # Errors
     /// The first that did not move.
-    fn judge(&mut self, counts: [u64; Organ::BEATING.len()]) -> Result<(), Organ> {
-        let stuck =
-            Organ::BEATING.into_iter().find(|&organ| counts[organ as usize] == self.seen[organ as usize]);
-        match stuck {
-            Some(organ) => Err(organ),
+    fn judge(&mut self, counts: Vec<(Organ, u64)>) -> Result<(), Organ> {
+        match counts.iter().find(|count| self.seen.contains(count)) {
+            Some(&(organ, _)) => Err(organ),
             None => {
                 self.seen = counts;
                 Ok(())
@@ -71,11 +69,13 @@ mod tests {
 
     #[test]
     fn one_that_is_stuck_stops_the_watchdog_until_it_moves() {
+        let organs = [Organ::Scheduler, Organ::KvStore, Organ::DeviceThread(0), Organ::DeviceThread(1)];
         let mut watchdog = Watchdog::default();
-        assert_eq!(watchdog.judge([1, 1, 1, 1]), Ok(()));
-        assert_eq!(watchdog.judge([2, 2, 2, 1]), Err(Organ::DeviceThread));
-        assert_eq!(watchdog.judge([3, 3, 3, 1]), Err(Organ::DeviceThread));
-        assert_eq!(watchdog.judge([4, 4, 4, 2]), Ok(()));
-        assert_eq!(watchdog.judge([4, 5, 5, 3]), Err(Organ::Scheduler));
+        let mut judge = |counts: [u64; 4]| watchdog.judge(organs.into_iter().zip(counts).collect());
+        assert_eq!(judge([1, 1, 1, 1]), Ok(()));
+        assert_eq!(judge([2, 2, 2, 1]), Err(Organ::DeviceThread(1)));
+        assert_eq!(judge([3, 3, 3, 1]), Err(Organ::DeviceThread(1)));
+        assert_eq!(judge([4, 4, 4, 2]), Ok(()));
+        assert_eq!(judge([4, 5, 5, 3]), Err(Organ::Scheduler));
     }
 }

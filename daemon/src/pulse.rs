@@ -10,29 +10,47 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::sync::mpsc;
 
-/// What the daemon cannot live without.
+/// What the daemon cannot live without. Devices go by their number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Organ {
     Scheduler,
     KvStore,
-    Device,
-    DeviceThread,
+    Device(u16),
+    DeviceThread(u16),
     /// Does not beat: it may be in the disk for as long as the disk likes, and nobody waits for it who does not need it.
     JobDiskThread,
 }
 
 impl Organ {
-    /// Those that beat, each at the place of its number.
-    pub(crate) const BEATING: [Self; 4] = [Self::Scheduler, Self::KvStore, Self::Device, Self::DeviceThread];
-    const COUNT: usize = Self::BEATING.len() + 1;
+    /// Those that beat and that there is one of.
+    const SINGLE: [Self; 2] = [Self::Scheduler, Self::KvStore];
 
-    pub(crate) fn name(self) -> &'static str {
+    /// Those that beat in a daemon with so many devices.
+    fn beating(devices: u16) -> impl Iterator<Item = Self> {
+        let of_device = |number| [Self::Device(number), Self::DeviceThread(number)];
+        Self::SINGLE.into_iter().chain((0..devices).flat_map(of_device))
+    }
+
+    /// Its place in [`Self::beating`].
+    fn index(self) -> usize {
         match self {
-            Self::Scheduler => "scheduler actor",
-            Self::KvStore => "kv store actor",
-            Self::Device => "device actor",
-            Self::DeviceThread => "device thread",
-            Self::JobDiskThread => "job disk thread",
+            Self::Scheduler => 0,
+            Self::KvStore => 1,
+            Self::Device(number) => Self::SINGLE.len() + 2 * usize::from(number),
+            Self::DeviceThread(number) => Self::SINGLE.len() + 2 * usize::from(number) + 1,
+            Self::JobDiskThread => unreachable!("it does not beat"),
+        }
+    }
+}
+
+impl std::fmt::Display for Organ {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Scheduler => write!(f, "scheduler actor"),
+            Self::KvStore => write!(f, "kv store actor"),
+            Self::Device(number) => write!(f, "actor of device {number}"),
+            Self::DeviceThread(number) => write!(f, "thread of device {number}"),
+            Self::JobDiskThread => write!(f, "job disk thread"),
         }
     }
 }
@@ -43,28 +61,32 @@ pub(crate) struct Pulses(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    beats: [AtomicU64; Organ::BEATING.len()],
+    devices: u16,
+    /// In the order of [`Organ::beating`].
+    beats: Box<[AtomicU64]>,
     deaths: mpsc::Sender<Organ>,
     /// Set when the daemon ends on purpose: what is dropped then did not die.
     ending: AtomicBool,
 }
 
 impl Pulses {
-    /// Counters at zero, and where deaths are reported.
-    pub(crate) fn new() -> (Self, mpsc::Receiver<Organ>) {
-        let (deaths, reported) = mpsc::channel(Organ::COUNT);
-        let shared = Shared { beats: Default::default(), deaths, ending: AtomicBool::new(false) };
+    /// Counters at zero of a daemon with so many devices, and where deaths are reported.
+    pub(crate) fn new(devices: u16) -> (Self, mpsc::Receiver<Organ>) {
+        let beats: Box<[AtomicU64]> = Organ::beating(devices).map(|_| AtomicU64::default()).collect();
+        let (deaths, reported) = mpsc::channel(beats.len() + 1);
+        let shared = Shared { devices, beats, deaths, ending: AtomicBool::new(false) };
         (Self(Arc::new(shared)), reported)
     }
 
     /// Notes progress of one of those that beat.
     pub(crate) fn beat(&self, organ: Organ) {
-        self.0.beats[organ as usize].fetch_add(1, Ordering::Relaxed);
+        self.0.beats[organ.index()].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// All counters now, in the order of [`Organ::BEATING`].
-    pub(crate) fn counts(&self) -> [u64; Organ::BEATING.len()] {
-        std::array::from_fn(|at| self.0.beats[at].load(Ordering::Relaxed))
+    /// All counters now.
+    pub(crate) fn counts(&self) -> Vec<(Organ, u64)> {
+        let beats = self.0.beats.iter().map(|beats| beats.load(Ordering::Relaxed));
+        Organ::beating(self.0.devices).zip(beats).collect()
     }
 
     /// A guard for `organ` to hold as long as it lives.
@@ -100,14 +122,14 @@ mod tests {
 
     #[test]
     fn a_panicking_owner_is_reported_and_an_orderly_end_is_not() {
-        let (pulses, mut deaths) = Pulses::new();
-        let guard = pulses.guard(Organ::DeviceThread);
+        let (pulses, mut deaths) = Pulses::new(2);
+        let guard = pulses.guard(Organ::DeviceThread(1));
         let thread = std::thread::spawn(move || {
             let _guard = guard;
             panic!("on purpose");
         });
         assert!(thread.join().is_err());
-        assert_eq!(deaths.try_recv().ok(), Some(Organ::DeviceThread));
+        assert_eq!(deaths.try_recv().ok(), Some(Organ::DeviceThread(1)));
 
         let guard = pulses.guard(Organ::Scheduler);
         pulses.end_on_purpose();
@@ -117,10 +139,13 @@ mod tests {
 
     #[test]
     fn beats_are_counted_for_each() {
-        let (pulses, _deaths) = Pulses::new();
+        let (pulses, _deaths) = Pulses::new(2);
         pulses.beat(Organ::KvStore);
         pulses.beat(Organ::KvStore);
-        pulses.beat(Organ::DeviceThread);
-        assert_eq!(pulses.counts(), [0, 2, 0, 1]);
+        pulses.beat(Organ::DeviceThread(0));
+        pulses.beat(Organ::Device(1));
+        let (organs, counts): (Vec<_>, Vec<_>) = pulses.counts().into_iter().unzip();
+        assert_eq!(counts, [0, 2, 0, 1, 1, 0]);
+        assert!(organs.iter().enumerate().all(|(at, organ)| organ.index() == at), "{organs:?}");
     }
 }

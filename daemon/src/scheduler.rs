@@ -19,8 +19,8 @@ pub(crate) use messages::{
 
 use crate::clock::Clock;
 use crate::config::ModelSettings;
+use crate::device::Devices;
 use crate::device::port::{Generate, Loaded};
-use crate::device::{DeviceActor, LoadModel, RunStep, UnloadModel};
 use crate::kv_store::{AddModel, Apply, CloseModel, KvOp, KvStoreActor, RemoveModel};
 use crate::limits::{MAILBOX_MESSAGES, MEASURED_TOKENS, TICK};
 use crate::metrics::{Metrics, Outcome};
@@ -59,7 +59,7 @@ pub(crate) struct SchedulerActor {
 #[derive(Clone)]
 pub(crate) struct Fellows {
     pub(crate) kv: Addr<KvStoreActor>,
-    pub(crate) device: Addr<DeviceActor>,
+    pub(crate) devices: Devices,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) clock: Clock,
     pub(crate) pulses: Pulses,
@@ -169,9 +169,9 @@ impl SchedulerActor {
             .filter_map(|row| Some((row.sequence, self.samplers.remove(&row.sequence)?)))
             .collect();
         let forgets = self.forgets.remove(&plan.model).unwrap_or_default();
-        let answer = self.fellows.device.send(RunStep { plan: plan.clone(), begins, forgets });
+        let answer = self.fellows.devices.run_step(plan.clone(), begins, forgets);
         ctx.spawn(answer.into_actor(self).map(move |answer, actor, ctx| match answer {
-            Ok(Ok(done)) => {
+            Ok(done) => {
                 actor.fellows.metrics.step(&plan, done.took);
                 let (tokens, took) = (plan.prefill_tokens(), done.took);
                 if tokens >= MEASURED_TOKENS {
@@ -179,8 +179,7 @@ impl SchedulerActor {
                 }
                 actor.input(Input::StepDone(done.outcome), ctx);
             }
-            Ok(Err(message)) => panic!("the device failed: {message}"),
-            Err(error) => panic!("the device actor is gone: {error}"),
+            Err(message) => panic!("the device failed: {message}"),
         }));
     }
 
@@ -217,10 +216,9 @@ impl SchedulerActor {
         let progress = Box::new(move |at| {
             state.send_replace(LoadState::Loading(at));
         });
-        let (device, kv, name) = (self.fellows.device.clone(), self.fellows.kv.clone(), model.clone());
+        let (devices, kv, name) = (self.fellows.devices.clone(), self.fellows.kv.clone(), model.clone());
         let loading = async move {
-            let loaded = device.send(LoadModel { model: name.clone(), settings, progress }).await;
-            let loaded = loaded.unwrap_or_else(|error| panic!("the device actor is gone: {error}"))?;
+            let loaded = devices.load(name.clone(), settings, progress).await?;
             let fingerprint = loaded.text.facts().fingerprint;
             let Loaded { device_blocks, ram_blocks, kv_block_bytes: block_bytes, .. } = loaded;
             kv.send(AddModel { model: name, fingerprint, device_blocks, ram_blocks, block_bytes })
@@ -231,7 +229,7 @@ impl SchedulerActor {
         ctx.spawn(loading.into_actor(self).map(move |result: Result<_, String>, actor, ctx| {
             match &result {
                 Ok(loaded) => {
-                    tracing::info!(model = %model, weight_bytes = loaded.weight_bytes, "loaded");
+                    tracing::info!(model = %model, devices = ?loaded.devices, weight_bytes = loaded.weight_bytes, "loaded");
                     let total_blocks = loaded.device_blocks;
                     actor.input(Input::ModelUp { model: model.clone(), total_blocks }, ctx);
                 }
@@ -248,7 +246,7 @@ impl SchedulerActor {
         for model in self.models.take_unloadable(|model| core.has_jobs(model)) {
             self.forgets.remove(&model);
             self.core.step(Input::ModelDown { model: model.clone() }, self.fellows.clock.now());
-            let (device, kv, name) = (self.fellows.device.clone(), self.fellows.kv.clone(), model.clone());
+            let (devices, kv, name) = (self.fellows.devices.clone(), self.fellows.kv.clone(), model.clone());
             let unloading = async move {
                 kv.send(CloseModel)
                     .await
@@ -256,9 +254,8 @@ impl SchedulerActor {
                 kv.send(RemoveModel(name.clone()))
                     .await
                     .unwrap_or_else(|error| panic!("the kv store actor is gone: {error}"));
-                let gone = device.send(UnloadModel(name.clone())).await;
-                gone.unwrap_or_else(|error| panic!("the device actor is gone: {error}"))
-                    .unwrap_or_else(|error| panic!("model {name} cannot be unloaded: {error}"));
+                let gone = devices.unload(&name).await;
+                gone.unwrap_or_else(|error| panic!("model {name} cannot be unloaded: {error}"));
             };
             ctx.spawn(unloading.into_actor(self).map(move |(), actor, _| {
                 tracing::info!(model = %model, "unloaded");

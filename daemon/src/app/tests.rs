@@ -43,10 +43,20 @@ fn run_beside<F: Future<Output = ()>>(
     device: FakeDevice,
     test: impl FnOnce(std::path::PathBuf) -> F,
 ) -> anyhow::Result<Ended> {
+    run_on(config, vec![device], test)
+}
+
+/// The same with several devices.
+fn run_on<F: Future<Output = ()>>(
+    config: Config,
+    devices: Vec<FakeDevice>,
+    test: impl FnOnce(std::path::PathBuf) -> F,
+) -> anyhow::Result<Ended> {
     let socket = config.socket.clone();
     let bound = Bound::bind(&config).expect("free");
     actix::System::new().block_on(async {
-        let daemon = run(config, bound, Box::new(device), Clock::start());
+        let devices = devices.into_iter().map(|device| Box::new(device) as _).collect();
+        let daemon = run(config, bound, devices, Clock::start());
         let mut daemon = std::pin::pin!(daemon);
         tokio::select! {
             ended = &mut daemon => return ended,
@@ -172,6 +182,79 @@ fn rows_blocks_and_samplers_are_never_mixed_up() {
             }
         });
         assert_eq!(ended.expect("a good end"), Ended::Orderly);
+    }
+}
+
+/// Devices by these names, with models "m" and "n" on some of them.
+fn on_devices(config: &mut Config, names: &[&str], m: &[&str], n: &[&str]) -> Vec<FakeDevice> {
+    let model = config.models["m"].clone();
+    for (name, on) in [("m", m), ("n", n)] {
+        let mut settings = model.clone();
+        settings.defaults.place.devices = on.iter().map(|name| (*name).into()).collect();
+        config.models.insert(name.into(), settings);
+    }
+    names.iter().map(|name| FakeDevice::default().named(name)).collect()
+}
+
+#[test]
+fn a_model_in_stages_and_one_beside_it_mix_nothing_up() {
+    for chunk in ["5", "64"] {
+        let folder = tempfile::tempdir().expect("scratch folder");
+        let mut config = config(folder.path(), chunk);
+        let devices = on_devices(&mut config, &["a", "b", "c"], &["b", "c", "a"], &["c"]);
+        let ended = run_on(config, devices, |socket| async move {
+            let mut tasks = tokio::task::JoinSet::new();
+            for job in 0..16usize {
+                let socket = socket.clone();
+                tasks.spawn_local(async move {
+                    let mut client = Client::connect(&socket).await;
+                    let (model, tokens) = (["m", "m", "n"][job % 3], 10 + job as u32 * 3);
+                    let prompt = format!("{}{job}", "xy".repeat(60 * (job % 2)));
+                    let answers = client.ask(submit_several(model, &prompt, tokens, 2)).await;
+                    for choice in 0..2 {
+                        let expected = expected_choice(&prompt, tokens as usize, choice);
+                        assert_eq!(text_of_choice(&answers, choice), expected, "job {job} on {model}");
+                    }
+                });
+            }
+            while let Some(ended) = tasks.join_next().await {
+                ended.expect("each job's text is right");
+            }
+            let mut client = Client::connect(&socket).await;
+            let answers = client.ask(Op::Status).await;
+            let [Answer::Status(status)] = answers.as_slice() else { panic!("{answers:?}") };
+            let on = |name: &str| {
+                let model = status.models.iter().find(|model| model.name == name);
+                model.expect("configured").device.clone()
+            };
+            assert_eq!((on("m"), on("n")), (Some("b+c+a".into()), Some("c".into())));
+            let devices: Vec<_> = status.devices.iter().map(|device| device.name.as_str()).collect();
+            assert_eq!(devices, ["a", "b", "c"]);
+            let used = |at: usize| status.devices[at].used_bytes;
+            assert_eq!((used(0), used(2)), (used(1), 2 * used(1)), "both models are on the last one");
+        });
+        assert_eq!(ended.expect("a good end"), Ended::Orderly);
+    }
+}
+
+#[test]
+fn a_fault_or_a_panic_of_any_device_ends_the_daemon() {
+    crate::panics::install_hook();
+    let broken = [FakeDevice::poisoned_by(b'!'), FakeDevice::panicking_at(b'!')];
+    for (broken, reason) in broken.into_iter().zip(["device b: token 33 is poison", "a panic on purpose"]) {
+        let folder = tempfile::tempdir().expect("scratch folder");
+        let mut config = config(folder.path(), "64");
+        let mut devices = on_devices(&mut config, &["a", "b"], &["a", "b"], &["a"]);
+        devices[1] = broken.named("b");
+        let ended = run_on(config, devices, |socket| async move {
+            let mut client = Client::connect(&socket).await;
+            client.ask(submit("n", "fine!", 3)).await;
+            client.ask(submit("m", "fine", 3)).await;
+            client.ask(submit("m", "not fine!", 3)).await;
+            std::future::pending().await
+        });
+        let error = ended.expect_err("crash-only").to_string();
+        assert!(error.contains(reason), "{error}");
     }
 }
 

@@ -14,16 +14,21 @@ pub(super) fn physical_cores() -> usize {
     cores.clamp(1, parallelism)
 }
 
+/// The processors that this process may run on, by number; none where the kernel does not say.
+pub(super) fn allowed_processors() -> Vec<usize> {
+    let Ok(allowed) = sched_getaffinity(Pid::from_raw(0)) else { return Vec::new() };
+    (0..CpuSet::count()).filter(|&cpu| allowed.is_set(cpu).unwrap_or(false)).collect()
+}
+
 /// `None` where the kernel does not say.
 fn allowed_cores(cpus: &Path) -> Option<usize> {
-    let allowed = sched_getaffinity(Pid::from_raw(0)).ok()?;
     let mut cores = BTreeSet::new();
-    for cpu in (0..CpuSet::count()).filter(|&cpu| allowed.is_set(cpu).unwrap_or(false)) {
+    for cpu in allowed_processors() {
         // Hyperthreads of one core have the same list of siblings.
         let siblings = cpus.join(format!("cpu{cpu}/topology/thread_siblings_list"));
         cores.insert(std::fs::read_to_string(siblings).ok()?);
     }
-    Some(cores.len())
+    Some(cores.len()).filter(|&count| count > 0)
 }
 
 #[cfg(test)]

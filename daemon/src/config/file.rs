@@ -1,6 +1,7 @@
 //! The shape of `zllmd.toml`. Every key is optional; a key that is not here is an error.
 
 use super::bytes::ByteSize;
+use super::devices::DeviceEntry;
 use super::kv::KvTable;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -24,6 +25,8 @@ pub(super) struct ConfigFile {
     pub(super) defaults: DefaultsTable,
     #[serde(default)]
     pub(super) kv: KvTable,
+    #[serde(default)]
+    pub(super) devices: Vec<DeviceEntry>,
     #[serde(default)]
     pub(super) models: BTreeMap<String, ModelEntry>,
 }
@@ -50,6 +53,7 @@ pub(super) struct DefaultsTable {
     pub(super) kv_budget: Option<ByteSize>,
     pub(super) ram_budget: Option<ByteSize>,
     pub(super) lock_memory: Option<bool>,
+    pub(super) devices: Option<Vec<String>>,
 }
 
 /// `[models.NAME]`.
@@ -66,6 +70,8 @@ pub(super) struct ModelEntry {
     pub(super) context: Option<usize>,
     pub(super) tokenizer_pre: Option<String>,
     pub(super) threads: Option<usize>,
+    pub(super) devices: Option<Vec<String>>,
+    pub(super) split: Option<Vec<usize>>,
 }
 
 /// When a model is loaded.

@@ -1,17 +1,23 @@
-//! The CPU as a device: models loaded through the engine, stepped on the device's thread.
+//! The CPU as a device: models loaded through the engine, stepped on the device's thread. There may be several, each with
+//! threads and processors of its own; the machine's memory is common to them.
 
-use super::port::{Description, Device, Generate, LoadProgress, Loaded, is_last, not_loaded};
+use super::port::{
+    Description, Device, Generate, LoadProgress, LoadedStage, StageOutcome, is_last, not_loaded,
+};
 use super::text::EngineText;
 use crate::catalog::file_bytes;
-use crate::config::{ModelSettings, TemplateSetting};
+use crate::config::{DeviceSettings, ModelSettings, TemplateSetting};
 use crate::scheduler::plan::{ModelName, RowOutcome, SequenceId, StepOutcome, StepPlan};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
 use std::collections::HashMap;
 use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use zllm_engine::template::MAX_SOURCE_BYTES;
 use zllm_engine::{
-    FingerprintPart, Isa, KV_BLOCK_TOKENS, LoadOptions, LoadedModel, Stage, StepRow, TemplateChoice, Want,
+    Isa, KV_BLOCK_TOKENS, LoadOptions, LoadedModel, Stage, StageOutput, StepRow, TemplateChoice, Want,
 };
 use zllm_state::BLOCK_TOKENS;
 use zllm_wire::LoadStage;
@@ -19,19 +25,65 @@ use zllm_wire::LoadStage;
 const _: () = assert!(KV_BLOCK_TOKENS == BLOCK_TOKENS, "the index counts the blocks that the engine writes");
 
 /// The device.
-#[derive(Default)]
 pub(crate) struct CpuDevice {
-    models: HashMap<ModelName, LoadedModel>,
+    settings: DeviceSettings,
+    memory: MemoryInUse,
+    models: HashMap<ModelName, Resident>,
     generations: HashMap<SequenceId, (ModelName, Box<dyn Generate>)>,
 }
 
+struct Resident {
+    model: LoadedModel,
+    _ticket: MemoryTicket,
+}
+
 impl CpuDevice {
-    pub(crate) fn new() -> Self {
-        Self::default()
+    /// A device among others, which have the same `memory`.
+    pub(crate) fn new(settings: DeviceSettings, memory: MemoryInUse) -> Self {
+        Self { settings, memory, models: HashMap::new(), generations: HashMap::new() }
     }
 
     fn model(&mut self, model: &ModelName) -> Result<&mut LoadedModel, String> {
-        self.models.get_mut(model).ok_or_else(|| not_loaded(model))
+        self.models.get_mut(model).map(|resident| &mut resident.model).ok_or_else(|| not_loaded(model))
+    }
+
+    /// Keeps this thread, and those that it starts from here on, to the device's processors.
+    fn pin_thread(&self) -> Result<(), String> {
+        let mut set = CpuSet::new();
+        let cores = &self.settings.cores;
+        if cores.is_empty() {
+            return Ok(());
+        }
+        let pinned = cores.iter().try_for_each(|&core| set.set(core));
+        pinned
+            .and_then(|()| sched_setaffinity(Pid::from_raw(0), &set))
+            .map_err(|error| format!("cannot run on the processors {cores:?}: {error}"))
+    }
+}
+
+/// Bytes that the models of all CPU devices may take together.
+#[derive(Clone, Default)]
+pub(crate) struct MemoryInUse(Arc<AtomicU64>);
+
+/// A stage's share of it; comes back when this is dropped.
+struct MemoryTicket {
+    of: MemoryInUse,
+    bytes: u64,
+}
+
+impl MemoryInUse {
+    /// Takes `bytes`; gives what the others have.
+    fn take(&self, bytes: u64) -> (MemoryTicket, u64) {
+        // Far beyond any machine, and the sum of all tickets stays a number.
+        let bytes = bytes.min(1 << 56);
+        let others = self.0.fetch_add(bytes, Ordering::Relaxed);
+        (MemoryTicket { of: self.clone(), bytes }, others)
+    }
+}
+
+impl Drop for MemoryTicket {
+    fn drop(&mut self) {
+        self.of.0.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -40,7 +92,7 @@ impl Device for CpuDevice {
         let processor =
             field_of("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned());
         Description {
-            name: "cpu".to_owned(),
+            name: self.settings.name.clone(),
             description: format!("{processor}, {}", Isa::best().name()),
             total_bytes: memory_bytes("MemTotal").unwrap_or(0),
         }
@@ -50,26 +102,36 @@ impl Device for CpuDevice {
         &mut self,
         model: &ModelName,
         settings: &ModelSettings,
+        stage: &Stage,
         progress: &mut dyn FnMut(LoadProgress),
-    ) -> Result<Loaded, String> {
+    ) -> Result<LoadedStage, String> {
         assert!(!self.models.contains_key(model), "the scheduler loads a model once");
         progress(LoadProgress::START);
-        let others = self.models.values().map(may_take).sum();
-        judge_memory(settings, file_bytes(&settings.path), others, memory_bytes("MemTotal"))?;
-        let loaded = LoadedModel::load(&settings.path, &options(model, settings)?, &mut |at| {
+        self.pin_thread()?;
+        let need = Need::of(settings, file_bytes(&settings.path), stage);
+        let (ticket, others) = self.memory.take(need.all());
+        need.judge(others, memory_bytes("MemTotal"))?;
+        let mut options = options(model, settings)?;
+        options.threads = settings.defaults.threads.unwrap_or(self.settings.threads);
+        options.stage = stage.clone();
+        let loaded = LoadedModel::load(&settings.path, &options, &mut |at| {
             let (done_bytes, total_bytes) = (at.done_bytes, at.total_bytes);
             progress(LoadProgress { stage: LoadStage::Weights, done_bytes, total_bytes });
         });
         let loaded = loaded.map_err(|error| with_path(&settings.path, error.to_string()))?;
-        let fingerprint = FingerprintPart::join([loaded.fingerprint()]).map_err(|error| error.to_string())?;
-        let facts = Loaded {
-            text: Arc::new(EngineText::new(loaded.text(), fingerprint)),
+        // What it may take is known to the byte now.
+        drop(ticket);
+        let (ticket, _) = self.memory.take(may_take(&loaded));
+        let text = loaded.text();
+        let facts = LoadedStage {
+            text: Box::new(move |fingerprint| Arc::new(EngineText::new(text, fingerprint))),
+            fingerprint: loaded.fingerprint().clone(),
             device_blocks: loaded.kv_blocks() - loaded.ram_blocks(),
             ram_blocks: loaded.ram_blocks(),
             kv_block_bytes: loaded.kv_block_bytes(),
             weight_bytes: loaded.weight_bytes(),
         };
-        self.models.insert(model.clone(), loaded);
+        self.models.insert(model.clone(), Resident { model: loaded, _ticket: ticket });
         Ok(facts)
     }
 
@@ -87,8 +149,8 @@ impl Device for CpuDevice {
         self.generations.remove(&sequence);
     }
 
-    fn step(&mut self, plan: &StepPlan) -> Result<StepOutcome, String> {
-        let model = self.models.get_mut(&plan.model).expect("steps are planned for loaded models");
+    fn step(&mut self, plan: &StepPlan, hidden: Option<&[f32]>) -> Result<StageOutcome, String> {
+        let resident = self.models.get_mut(&plan.model).expect("steps are planned for loaded models");
         let rows: Vec<StepRow<'_>> = plan
             .rows
             .iter()
@@ -99,7 +161,11 @@ impl Device for CpuDevice {
                 want: if row.samples { Want::Last } else { Want::Nothing },
             })
             .collect();
-        let mut logits = model.step(&rows).map_err(|error| error.to_string())?;
+        let output = resident.model.step_stage(&rows, hidden).map_err(|error| error.to_string())?;
+        let mut logits = match output {
+            StageOutput::Hidden(rows) => return Ok(StageOutcome::Hidden(rows.to_vec())),
+            StageOutput::Logits(logits) => logits,
+        };
         let mut wanted = 0;
         let mut outcome = Vec::with_capacity(plan.rows.len());
         for row in &plan.rows {
@@ -114,7 +180,7 @@ impl Device for CpuDevice {
             }
             outcome.push(RowOutcome { sequence: row.sequence, accepted });
         }
-        Ok(StepOutcome { rows: outcome })
+        Ok(StageOutcome::Sampled(StepOutcome { rows: outcome }))
     }
 
     fn fetch(&mut self, model: &ModelName, slots: &[u32]) -> Result<Vec<Vec<u8>>, String> {
@@ -138,14 +204,12 @@ impl Device for CpuDevice {
     }
 }
 
+/// What the configuration says of the model; threads and stage are the device's to say.
 fn options(model: &ModelName, settings: &ModelSettings) -> Result<LoadOptions, String> {
     let defaults = &settings.defaults;
     Ok(LoadOptions {
         // As its users know it; the file may call it otherwise.
         name: Some(model.to_string()),
-        stage: Stage::WHOLE,
-        threads: defaults.threads,
-        isa: None,
         kv_format: defaults.kv_format,
         kv_budget_bytes: defaults.kv_budget_bytes,
         ram_budget_bytes: defaults.ram_budget_bytes,
@@ -155,6 +219,7 @@ fn options(model: &ModelName, settings: &ModelSettings) -> Result<LoadOptions, S
         prefill_chunk_tokens: defaults.prefill_chunk_tokens,
         max_batch_rows: defaults.batch_rows,
         template: settings.template.as_ref().map(template).transpose()?,
+        ..LoadOptions::default()
     })
 }
 
@@ -183,26 +248,51 @@ fn may_take(model: &LoadedModel) -> u64 {
     model.weight_bytes() + u64::from(model.kv_blocks()) * model.kv_block_bytes()
 }
 
-/// Counts what a model of `file_bytes` bytes may take, and `others_bytes` of the loaded ones, against the machine's memory.
-///
-/// # Errors
-/// More than the machine has: the system would end the daemon when the memory is used.
-fn judge_memory(
-    settings: &ModelSettings,
-    file_bytes: u64,
-    others_bytes: u64,
-    memory_bytes: Option<u64>,
-) -> Result<(), String> {
-    let Some(total) = memory_bytes else { return Ok(()) };
-    let (kv, ram) = (settings.defaults.kv_budget_bytes, settings.defaults.ram_budget_bytes);
-    let all = [file_bytes, kv, ram, others_bytes].into_iter().fold(0, u64::saturating_add);
-    if all <= total {
-        return Ok(());
+/// What a stage may take at most, in bytes, as far as that is known before it is read.
+struct Need {
+    weights: u64,
+    kv: u64,
+    ram: u64,
+}
+
+impl Need {
+    /// Of a stage of a model of `file_bytes` bytes, about: layers are taken as equal.
+    fn of(settings: &ModelSettings, file_bytes: u64, stage: &Stage) -> Self {
+        let (own, all) = match &stage.split {
+            Some(split) => {
+                (split[stage.index], split.iter().fold(0, |all: usize, own| all.saturating_add(*own)))
+            }
+            None => (1, stage.of),
+        };
+        let share = |bytes: u64| (u128::from(bytes) * own as u128 / all.max(1) as u128) as u64;
+        let defaults = &settings.defaults;
+        Self {
+            weights: share(file_bytes),
+            kv: share(defaults.kv_budget_bytes),
+            ram: share(defaults.ram_budget_bytes),
+        }
     }
-    Err(format!(
-        "weights ({file_bytes} bytes), kv_budget ({kv}), ram_budget ({ram}) and the loaded models ({others_bytes}) may take \
-         {all} bytes together; this machine has {total} bytes of memory. Smaller budgets or fewer models would fit"
-    ))
+
+    fn all(&self) -> u64 {
+        self.weights.saturating_add(self.kv).saturating_add(self.ram)
+    }
+
+    /// Counts it, and `others` of the loaded models, against the machine's memory.
+    ///
+    /// # Errors
+    /// More than the machine has: the system would end the daemon when the memory is used.
+    fn judge(&self, others: u64, memory_bytes: Option<u64>) -> Result<(), String> {
+        let Some(total) = memory_bytes else { return Ok(()) };
+        let all = self.all().saturating_add(others);
+        if all <= total {
+            return Ok(());
+        }
+        let Self { weights, kv, ram } = self;
+        Err(format!(
+            "weights ({weights} bytes), kv_budget ({kv}), ram_budget ({ram}) and the loaded models ({others}) may take \
+             {all} bytes together; this machine has {total} bytes of memory. Smaller budgets or fewer models would fit"
+        ))
+    }
 }
 
 /// What `/proc/meminfo` calls `name`, such as the machine's memory, `MemTotal`; `None` where it does not say.
@@ -226,11 +316,18 @@ mod tests {
     use crate::catalog::tests::defaults;
     use crate::config::LoadWhen;
 
+    fn device(memory: &MemoryInUse) -> CpuDevice {
+        let settings = DeviceSettings { name: "cpu".into(), threads: 1, cores: Vec::new() };
+        CpuDevice::new(settings, memory.clone())
+    }
+
     fn load(path: &str, kv_budget_bytes: u64) -> String {
         let defaults = crate::config::ModelDefaults { kv_budget_bytes, ..defaults() };
         let template = Some(TemplateSetting::Builtin("chatml".into()));
         let settings = ModelSettings { path: path.into(), load: LoadWhen::Demand, template, defaults };
-        let result = CpuDevice::new().load(&"m".into(), &settings, &mut |_| {});
+        let memory = MemoryInUse::default();
+        let result = device(&memory).load(&"m".into(), &settings, &Stage::WHOLE, &mut |_| {});
+        assert_eq!(memory.take(0).1, 0, "what was not loaded takes nothing");
         result.map(|_| ()).expect_err("it cannot be loaded")
     }
 
@@ -253,13 +350,35 @@ mod tests {
             crate::config::ModelDefaults { kv_budget_bytes: 20, ram_budget_bytes: 300, ..defaults() };
         let settings = ModelSettings { path: "m".into(), load: LoadWhen::Demand, template: None, defaults };
         for (file, others) in [(1, 4000), (4001, 0), (0, 4001)] {
-            assert_eq!(judge_memory(&settings, file, others, Some(4321)), Ok(()));
-            let message = judge_memory(&settings, file, others, Some(4320)).expect_err("a byte too much");
+            let need = Need::of(&settings, file, &Stage::WHOLE);
+            assert_eq!(need.judge(others, Some(4321)), Ok(()));
+            let message = need.judge(others, Some(4320)).expect_err("a byte too much");
             let numbers = [format!("weights ({file} bytes)"), format!("loaded models ({others})")];
             assert!(numbers.iter().all(|number| message.contains(number)), "{message}");
             assert!(message.contains("take 4321 bytes") && message.contains("has 4320 bytes"), "{message}");
         }
-        assert_eq!(judge_memory(&settings, u64::MAX, u64::MAX, None), Ok(()), "a system that does not tell");
+        let most = Need::of(&settings, u64::MAX, &Stage::WHOLE);
+        assert_eq!(most.judge(u64::MAX, None), Ok(()), "a system that does not tell");
+    }
+
+    #[test]
+    fn a_stage_needs_its_share_and_all_devices_count_together() {
+        let defaults = crate::config::ModelDefaults { kv_budget_bytes: 3000, ..defaults() };
+        let settings = ModelSettings { path: "m".into(), load: LoadWhen::Demand, template: None, defaults };
+        let need = |index, split| Need::of(&settings, 600, &Stage { index, of: 2, split });
+        let bytes = |need: Need| (need.weights, need.kv, need.ram);
+        assert_eq!(bytes(need(1, None)), (300, 1500, 0));
+        assert_eq!(bytes(need(0, Some(vec![1, 2]))), (200, 1000, 0));
+        assert_eq!(bytes(need(1, Some(vec![1, 2]))), (400, 2000, 0));
+
+        let memory = MemoryInUse::default();
+        let one = memory.take(100);
+        let other = memory.clone().take(20);
+        assert_eq!((one.1, other.1), (0, 100));
+        drop(one);
+        assert_eq!(memory.take(0).1, 20);
+        drop(other);
+        assert_eq!(memory.take(0).1, 0);
     }
 
     #[test]

@@ -1,12 +1,14 @@
 //! A simulated device for tests: a model of bytes whose next token is a hash of all tokens that its KV blocks hold, so
-//! that a wrong block table, a lost token or a mixed-up row changes the text.
+//! that a wrong block table, a lost token or a mixed-up row changes the text. Each stage of it keeps all tokens in blocks
+//! of its own and hands on what it saw, so that stages that do not agree are found.
 
 use super::port::*;
 use crate::config::ModelSettings;
 use crate::scheduler::plan::{Accepted, ModelName, RowOutcome, SequenceId, StepOutcome, StepPlan};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
+use zllm_engine::{FingerprintPart, Stage};
 use zllm_state::BLOCK_TOKENS;
 use zllm_wire::{ChoiceEnd, FinishReason, GenerationParams, Prompt};
 
@@ -21,8 +23,11 @@ pub(crate) const BROKEN_MODEL: &str = "broken";
 
 /// The device.
 pub(crate) struct FakeDevice {
+    name: String,
     /// What each block of each loaded model holds; `None` is a block that was never written.
     kv: HashMap<ModelName, Vec<Option<[u32; BLOCK_TOKENS]>>>,
+    /// Which stage of each loaded model is here.
+    stages: HashMap<ModelName, Stage>,
     device_blocks: u32,
     ram_blocks: u32,
     generations: HashMap<SequenceId, (ModelName, Box<dyn Generate>)>,
@@ -37,7 +42,9 @@ pub(crate) struct FakeDevice {
 impl Default for FakeDevice {
     fn default() -> Self {
         Self {
+            name: "fake".to_owned(),
             kv: HashMap::new(),
+            stages: HashMap::new(),
             device_blocks: FAKE_BLOCKS,
             ram_blocks: 0,
             generations: HashMap::new(),
@@ -52,6 +59,11 @@ impl FakeDevice {
     /// Arenas with so many blocks for running sequences, and so many for the RAM tier.
     pub(crate) fn with_blocks(device_blocks: u32, ram_blocks: u32) -> Self {
         Self { device_blocks, ram_blocks, ..Self::default() }
+    }
+
+    /// The same device by another name.
+    pub(crate) fn named(self, name: &str) -> Self {
+        Self { name: name.to_owned(), ..self }
     }
 
     /// A step with this byte in it is a fault of the device.
@@ -72,34 +84,46 @@ impl FakeDevice {
 
 impl Device for FakeDevice {
     fn describe(&self) -> Description {
-        Description { name: "fake".into(), description: "a simulated device".into(), total_bytes: 1 << 30 }
+        let (name, description) = (self.name.clone(), "a simulated device".into());
+        Description { name, description, total_bytes: 1 << 30 }
     }
 
     fn load(
         &mut self,
         model: &ModelName,
         _: &ModelSettings,
+        stage: &Stage,
         progress: &mut dyn FnMut(LoadProgress),
-    ) -> Result<Loaded, String> {
+    ) -> Result<LoadedStage, String> {
         progress(LoadProgress::START);
-        if &**model == BROKEN_MODEL {
+        if &**model == BROKEN_MODEL && stage.index + 1 == stage.of {
             return Err("this model is broken on purpose".into());
         }
-        let text = Arc::new(FakeText(TextFacts {
-            architecture: "fake".into(),
-            context_tokens: FAKE_CONTEXT,
-            has_template: false,
-            fingerprint: [7; 32],
-        }));
+        let text = |fingerprint| -> Arc<dyn TextModel> {
+            Arc::new(FakeText(TextFacts {
+                architecture: "fake".into(),
+                context_tokens: FAKE_CONTEXT,
+                has_template: false,
+                fingerprint,
+            }))
+        };
         let (device_blocks, ram_blocks) = (self.device_blocks, self.ram_blocks);
         let before = self.kv.insert(model.clone(), vec![None; (device_blocks + ram_blocks) as usize]);
         assert!(before.is_none(), "a model is loaded once");
-        let kv_block_bytes = FAKE_BLOCK_BYTES as u64;
-        Ok(Loaded { text, device_blocks, ram_blocks, kv_block_bytes, weight_bytes: 4096 })
+        self.stages.insert(model.clone(), stage.clone());
+        Ok(LoadedStage {
+            text: Box::new(text),
+            fingerprint: FingerprintPart { common: [7; 32], tensors: BTreeMap::new(), of: 0 },
+            device_blocks,
+            ram_blocks,
+            kv_block_bytes: FAKE_BLOCK_BYTES as u64,
+            weight_bytes: 4096,
+        })
     }
 
     fn unload(&mut self, model: &ModelName) {
         self.kv.remove(model);
+        self.stages.remove(model);
         self.generations.retain(|_, (of, _)| of != model);
     }
 
@@ -112,10 +136,13 @@ impl Device for FakeDevice {
         assert!(self.generations.remove(&sequence).is_some(), "only a known sequence is forgotten");
     }
 
-    fn step(&mut self, plan: &StepPlan) -> Result<StepOutcome, String> {
+    fn step(&mut self, plan: &StepPlan, hidden: Option<&[f32]>) -> Result<StageOutcome, String> {
         std::thread::sleep(self.step_time);
         let kv = self.kv.get_mut(&plan.model).expect("steps are planned for loaded models");
+        let stage = &self.stages[&plan.model];
+        assert_eq!(hidden.is_none(), stage.index == 0, "the first stage alone begins with tokens");
         let mut rows = Vec::new();
+        let mut letters = Vec::new();
         for row in &plan.rows {
             for (at, token) in (row.position..).zip(&row.tokens) {
                 if Some(*token) == self.poison {
@@ -130,6 +157,10 @@ impl Device for FakeDevice {
                 block.expect("a row sees blocks that were written")[at % BLOCK_TOKENS]
             });
             let mut logits = [next_letter(seen, row.sequence.choice)];
+            letters.push(logits[0]);
+            if stage.index + 1 < stage.of {
+                continue;
+            }
             let accepted = row.samples.then(|| {
                 let (_, generation) =
                     self.generations.get_mut(&row.sequence).expect("a row's sequence has begun");
@@ -140,7 +171,11 @@ impl Device for FakeDevice {
             }
             rows.push(RowOutcome { sequence: row.sequence, accepted });
         }
-        Ok(StepOutcome { rows })
+        assert!(hidden.is_none_or(|before| before == letters), "each stage has seen the same tokens");
+        if stage.index + 1 < stage.of {
+            return Ok(StageOutcome::Hidden(letters));
+        }
+        Ok(StageOutcome::Sampled(StepOutcome { rows }))
     }
 
     fn fetch(&mut self, model: &ModelName, slots: &[u32]) -> Result<Vec<Vec<u8>>, String> {

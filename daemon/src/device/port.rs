@@ -1,9 +1,10 @@
 //! What the daemon asks of a device and of a model's text side. `cpu` answers with the engine, `fake` (in tests) with
-//! a simulation; nothing else in the daemon knows which.
+//! a simulation; nothing else in the daemon knows which. A device has one stage of a model, most often all of it.
 
 use crate::config::ModelSettings;
 use crate::scheduler::plan::{Accepted, ModelName, SequenceId, StepOutcome, StepPlan};
 use std::sync::Arc;
+use zllm_engine::{FingerprintPart, Stage};
 use zllm_wire::{ChoiceEnd, GenerationParams, LoadStage, Prompt};
 
 /// A device, owned by one thread.
@@ -11,7 +12,7 @@ pub(crate) trait Device: Send {
     /// What it is.
     fn describe(&self) -> Description;
 
-    /// Brings a model in.
+    /// Brings a stage of a model in.
     ///
     /// # Errors
     /// Why it cannot be loaded; the device is as it was.
@@ -19,8 +20,9 @@ pub(crate) trait Device: Send {
         &mut self,
         model: &ModelName,
         settings: &ModelSettings,
+        stage: &Stage,
         progress: &mut dyn FnMut(LoadProgress),
-    ) -> Result<Loaded, String>;
+    ) -> Result<LoadedStage, String>;
 
     /// Drops a model and the sequences on it.
     fn unload(&mut self, model: &ModelName);
@@ -31,26 +33,27 @@ pub(crate) trait Device: Send {
     /// Drops a sequence's sampler.
     fn forget(&mut self, sequence: SequenceId);
 
-    /// Computes one batch and samples where asked for. A sequence that finishes or fails is forgotten.
+    /// Computes one batch: the first stage from the plan's tokens, each other one from the `hidden` that the stage before it
+    /// gave for the same plan. The last stage samples where asked for; a sequence that finishes or fails is forgotten.
     ///
     /// # Errors
     /// A fault of the device: nothing on it can be believed any more.
-    fn step(&mut self, plan: &StepPlan) -> Result<StepOutcome, String>;
+    fn step(&mut self, plan: &StepPlan, hidden: Option<&[f32]>) -> Result<StageOutcome, String>;
 
-    /// The bytes of KV blocks, in the order of `slots`.
+    /// The bytes of this stage's part of KV blocks, in the order of `slots`.
     ///
     /// # Errors
     /// The model is not loaded, or has no such block.
     fn fetch(&mut self, model: &ModelName, slots: &[u32]) -> Result<Vec<Vec<u8>>, String>;
 
-    /// Overwrites KV blocks with what [`Self::fetch`] gave of a model with the same fingerprint.
+    /// Overwrites its part of KV blocks with what [`Self::fetch`] gave of a model with the same fingerprint.
     ///
     /// # Errors
     /// The model is not loaded, has no such block, or has blocks of another size. Blocks before the one at fault are
     /// written.
     fn put(&mut self, model: &ModelName, blocks: &[(u32, Vec<u8>)]) -> Result<(), String>;
 
-    /// Overwrites the KV block `to` with `from`.
+    /// Overwrites its part of the KV block `to` with that of `from`.
     ///
     /// # Errors
     /// The model is not loaded, or has no such block.
@@ -131,6 +134,14 @@ pub(crate) fn is_last(accepted: &Result<Accepted, String>) -> bool {
     accepted.as_ref().map_or(true, |accepted| accepted.finish.is_some())
 }
 
+/// What a stage gives.
+pub(crate) enum StageOutcome {
+    /// The rows that the next stage begins with, of all of the step's tokens.
+    Hidden(Vec<f32>),
+    /// The last stage's.
+    Sampled(StepOutcome),
+}
+
 /// What a model says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TextFacts {
@@ -148,6 +159,22 @@ pub(crate) struct Description {
     pub(crate) total_bytes: u64,
 }
 
+/// The text side of a model, once its fingerprint is known.
+pub(crate) type TextOf = Box<dyn FnOnce([u8; 32]) -> Arc<dyn TextModel> + Send>;
+
+/// A stage of a model that can be used.
+pub(crate) struct LoadedStage {
+    /// The whole model's.
+    pub(crate) text: TextOf,
+    pub(crate) fingerprint: FingerprintPart,
+    /// As [`Loaded::device_blocks`]; every stage has as many blocks as the others.
+    pub(crate) device_blocks: u32,
+    pub(crate) ram_blocks: u32,
+    /// Of this stage's part of a block.
+    pub(crate) kv_block_bytes: u64,
+    pub(crate) weight_bytes: u64,
+}
+
 /// A model that can be used.
 #[derive(Clone)]
 pub(crate) struct Loaded {
@@ -158,6 +185,8 @@ pub(crate) struct Loaded {
     pub(crate) ram_blocks: u32,
     pub(crate) kv_block_bytes: u64,
     pub(crate) weight_bytes: u64,
+    /// The numbers of its devices, first stage to last.
+    pub(crate) devices: Vec<u16>,
 }
 
 /// How far a load is, in bytes of its stage.

@@ -1,30 +1,35 @@
-//! The device's thread: takes commands in order, one at a time, and beats after each.
+//! A device's thread: takes commands in order, one at a time, and beats after each.
 
-use super::StepDone;
-use super::port::{Device, Generate, LoadProgress, Loaded};
+use super::StageDone;
+use super::busy::Worked;
+use super::port::{Device, Generate, LoadProgress, LoadedStage};
 use crate::clock::Clock;
 use crate::config::ModelSettings;
 use crate::pulse::{Organ, Pulses};
 use crate::scheduler::plan::{ModelName, SequenceId, StepPlan};
+use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
+use zllm_engine::Stage;
 
 /// What the thread is asked. A reply that nobody waits for is dropped.
 pub(super) enum Command {
     Load {
         model: ModelName,
         settings: ModelSettings,
+        stage: Stage,
         progress: Box<dyn FnMut(LoadProgress) + Send>,
-        reply: oneshot::Sender<Result<Loaded, String>>,
+        reply: oneshot::Sender<Result<LoadedStage, String>>,
     },
     Unload {
         model: ModelName,
         reply: oneshot::Sender<()>,
     },
     Step {
-        plan: StepPlan,
+        plan: Arc<StepPlan>,
+        hidden: Option<Vec<f32>>,
         begins: Vec<(SequenceId, Box<dyn Generate>)>,
         forgets: Vec<SequenceId>,
-        reply: oneshot::Sender<Result<StepDone, String>>,
+        reply: oneshot::Sender<Result<StageDone, String>>,
     },
     Fetch {
         model: ModelName,
@@ -46,33 +51,37 @@ pub(super) enum Command {
     Ping,
 }
 
-/// Starts the thread. It ends when the actor's end of the channel is dropped.
+/// Starts the thread of device `number`. It ends when the actor's end of the channel is dropped.
 ///
 /// # Errors
 /// When the system gives no thread.
 pub(super) fn spawn(
+    number: u16,
     mut device: Box<dyn Device>,
     mut queue: mpsc::Receiver<Command>,
-    clock: Clock,
+    (clock, worked): (Clock, Worked),
     pulses: Pulses,
 ) -> std::io::Result<()> {
-    std::thread::Builder::new().name("device".into()).spawn(move || {
-        let _alive = pulses.guard(Organ::DeviceThread);
+    std::thread::Builder::new().name(format!("device-{number}")).spawn(move || {
+        let organ = Organ::DeviceThread(number);
+        let _alive = pulses.guard(organ);
         let mut stall = Stall::from_env();
         while let Some(command) = queue.blocking_recv() {
             stall.before(&command);
-            carry_out(device.as_mut(), command, &clock, &pulses);
-            pulses.beat(Organ::DeviceThread);
+            let started = clock.now();
+            carry_out(device.as_mut(), command, &clock, || pulses.beat(organ));
+            worked.add(clock.now() - started);
+            pulses.beat(organ);
         }
     })?;
     Ok(())
 }
 
-fn carry_out(device: &mut dyn Device, command: Command, clock: &Clock, pulses: &Pulses) {
+fn carry_out(device: &mut dyn Device, command: Command, clock: &Clock, beat: impl Fn()) {
     match command {
-        Command::Load { model, settings, mut progress, reply } => {
-            let loaded = device.load(&model, &settings, &mut |at| {
-                pulses.beat(Organ::DeviceThread);
+        Command::Load { model, settings, stage, mut progress, reply } => {
+            let loaded = device.load(&model, &settings, &stage, &mut |at| {
+                beat();
                 progress(at);
             });
             let _ = reply.send(loaded);
@@ -81,7 +90,7 @@ fn carry_out(device: &mut dyn Device, command: Command, clock: &Clock, pulses: &
             device.unload(&model);
             let _ = reply.send(());
         }
-        Command::Step { plan, begins, forgets, reply } => {
+        Command::Step { plan, hidden, begins, forgets, reply } => {
             let started = clock.now();
             for sequence in forgets {
                 device.forget(sequence);
@@ -89,9 +98,9 @@ fn carry_out(device: &mut dyn Device, command: Command, clock: &Clock, pulses: &
             for (sequence, generation) in begins {
                 device.begin(sequence, &plan.model, generation);
             }
-            let outcome = device.step(&plan);
+            let outcome = device.step(&plan, hidden.as_deref());
             let took = clock.now() - started;
-            let _ = reply.send(outcome.map(|outcome| StepDone { outcome, took }));
+            let _ = reply.send(outcome.map(|outcome| StageDone { outcome, took }));
         }
         Command::Fetch { model, slots, reply } => {
             let _ = reply.send(device.fetch(&model, &slots));

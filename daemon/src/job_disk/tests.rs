@@ -323,7 +323,7 @@ fn reading_ends_where_a_step_does_not_follow_and_the_rest_is_gone() {
 }
 
 fn spawn(dir: &Path) -> (JobDisk, Receiver<Result<Opened, String>>, tokio::sync::mpsc::Receiver<Organ>) {
-    let (pulses, deaths) = Pulses::new();
+    let (pulses, deaths) = Pulses::new(1);
     let (disk, opened) = JobDisk::spawn(dir.into(), FOREVER, Clock::start(), &pulses).expect("a thread");
     (disk, opened, deaths)
 }

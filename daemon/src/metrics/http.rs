@@ -1,7 +1,7 @@
 //! `/metrics`, `/health` and `/ready` over HTTP: loopback TCP and, where configured, a Unix socket.
 
 use super::Metrics;
-use crate::device::{self, DeviceActor};
+use crate::device::Devices;
 use crate::kv_store::{self, KvStoreActor};
 use crate::limits::HTTP_CONNECTIONS;
 use crate::scheduler::{self, SchedulerActor};
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(crate) struct Pages {
     pub(crate) scheduler: Addr<SchedulerActor>,
     pub(crate) kv: Addr<KvStoreActor>,
-    pub(crate) device: Addr<DeviceActor>,
+    pub(crate) devices: Devices,
     pub(crate) metrics: Arc<Metrics>,
     /// Whether a request can be served.
     pub(crate) ready: Arc<AtomicBool>,
@@ -62,11 +62,10 @@ pub(crate) fn server(
 async fn metrics(pages: web::Data<Pages>) -> HttpResponse {
     let scheduler = pages.scheduler.send(scheduler::Snapshot).await;
     let kv = pages.kv.send(kv_store::Snapshot).await;
-    let device = pages.device.send(device::Snapshot).await;
-    match (scheduler, kv, device) {
-        (Ok(scheduler), Ok(kv), Ok(device)) => HttpResponse::Ok()
+    match (scheduler, kv, pages.devices.snapshots().await) {
+        (Ok(scheduler), Ok(kv), Ok(devices)) => HttpResponse::Ok()
             .content_type(prometheus::TEXT_FORMAT)
-            .body(pages.metrics.page(scheduler.load, &kv, &device)),
+            .body(pages.metrics.page(scheduler.load, &kv, &devices)),
         _ => HttpResponse::InternalServerError().body("the daemon is failing\n"),
     }
 }

@@ -8,7 +8,7 @@ use super::submit;
 use crate::catalog::{self, Catalog};
 use crate::clock::Clock;
 use crate::config::ModelSettings;
-use crate::device::{self, DeviceActor, DeviceSnapshot};
+use crate::device::{DeviceSnapshot, Devices};
 use crate::kv_store::{self, KvStoreActor};
 use crate::limits::{MAX_ARRIVING, MAX_ENCODING};
 use crate::metrics::Metrics;
@@ -32,7 +32,7 @@ use zllm_wire::{
 pub(crate) struct Services {
     pub(crate) scheduler: Addr<SchedulerActor>,
     pub(crate) kv: Addr<KvStoreActor>,
-    pub(crate) device: Addr<DeviceActor>,
+    pub(crate) devices: Devices,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) clock: Clock,
     pub(crate) catalog: Catalog,
@@ -231,7 +231,6 @@ impl Services {
     pub(super) async fn models(&self) -> Result<Vec<ModelInfo>, Fault> {
         let catalog = self.catalog.list();
         let mut views = self.ask_scheduler(ModelStates(catalog.keys().cloned().collect())).await?;
-        let device = self.device_snapshot().await?.description.name;
         let info = |(name, settings): (String, ModelSettings)| {
             let view = views.remove(&name);
             let facts = view.as_ref().and_then(|view| view.facts.as_ref());
@@ -239,7 +238,7 @@ impl Services {
                 state: view.as_ref().map_or(ModelState::Available, |view| view.state.clone()),
                 architecture: facts.map(|facts| facts.architecture.clone()).unwrap_or_default(),
                 path: settings.path.display().to_string(),
-                device: facts.map(|_| device.clone()),
+                device: facts.and_then(|_| self.devices.names(&name)),
                 weight_bytes: view
                     .as_ref()
                     .and_then(|view| view.weight_bytes)
@@ -252,10 +251,6 @@ impl Services {
         Ok(catalog.into_iter().map(info).collect())
     }
 
-    async fn device_snapshot(&self) -> Result<DeviceSnapshot, Fault> {
-        self.device.send(device::Snapshot).await.map_err(gone)
-    }
-
     async fn list(&self) -> Result<Answer, Unanswered> {
         let jobs = self.ask_scheduler(JobsOf { session: None, limit: MAX_LIST_ROWS }).await?;
         let sessions = self.session_rows(&jobs).await?;
@@ -265,9 +260,15 @@ impl Services {
     async fn status(&self) -> Result<Status, Fault> {
         let scheduler::SchedulerSnapshot { load, draining } = self.ask_scheduler(scheduler::Snapshot).await?;
         let kv = self.kv.send(kv_store::Snapshot).await.map_err(gone)?;
-        let device = self.device_snapshot().await?;
+        let devices = self.devices.snapshots().await.map_err(gone)?;
         let totals = self.metrics.totals();
-        let used_bytes = device.loaded.values().map(|model| model.weight_bytes + model.kv_bytes).sum();
+        let device = |DeviceSnapshot { description, loaded, busy }| DeviceInfo {
+            used_bytes: loaded.values().map(|model| model.weight_bytes + model.kv_bytes).sum(),
+            name: description.name,
+            description: description.description,
+            total_bytes: description.total_bytes,
+            busy,
+        };
         let blocks = kv.models.iter().flat_map(|(model, figures)| {
             let tiers = [(Tier::Device, figures.device), (Tier::Ram, figures.ram)];
             let used = tiers.into_iter().filter(|(tier, blocks)| *tier == Tier::Device || blocks.total() > 0);
@@ -286,13 +287,7 @@ impl Services {
             uptime_ms: self.clock.now().as_millis() as u64,
             draining,
             models: self.models().await?,
-            devices: vec![DeviceInfo {
-                name: device.description.name,
-                description: device.description.description,
-                total_bytes: device.description.total_bytes,
-                used_bytes,
-                busy: 0.0,
-            }],
+            devices: devices.into_iter().map(device).collect(),
             blocks: blocks.collect(),
             kv: kv_status(&kv),
             queued_jobs: load.queued_jobs as u32,

@@ -266,7 +266,7 @@ fn metrics_count_what_was_run() {
     assert_eq!(value("zllm_models_loaded"), 1.0);
     assert_eq!(value("zllm_connections"), 1.0);
     assert!(value("zllm_kv_blocks{state=\"cached\",tier=\"device\"}") > 0.0);
-    assert!(value("zllm_device_memory_bytes{use=\"weights\"}") > 0.0);
+    assert!(value("zllm_device_memory_bytes{device=\"cpu\",use=\"weights\"}") > 0.0);
     let status = client.status();
     assert_eq!((status.jobs_done, status.jobs_cancelled), (2, 1));
     assert_eq!(get(&daemon.metrics_socket(), "/health").expect("an answer").status, 200);

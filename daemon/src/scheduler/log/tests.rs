@@ -33,7 +33,7 @@ async fn read_all(mut reader: LogReader, pause: Duration) -> Vec<(u64, Event)> {
 async fn disk() -> (JobDisk, TempDir) {
     let folder = tempfile::tempdir().expect("a folder");
     let forever = Retention { max_age_ms: u64::MAX, max_jobs: u64::MAX, max_bytes: u64::MAX };
-    let (pulses, _) = Pulses::new();
+    let (pulses, _) = Pulses::new(1);
     let (disk, opened) =
         JobDisk::spawn(folder.path().into(), forever, Clock::start(), &pulses).expect("a thread");
     opened.await.expect("alive").expect("a sound folder");
