@@ -210,8 +210,9 @@ impl Worker {
         encode_result(&events)
     }
 
-    /// Lets old jobs go.
+    /// Lets go of old jobs, and of what was read: nobody has asked for a while.
     fn expire(&mut self) {
+        self.last_read = None;
         match self.store.expire(self.clock.unix_ms()) {
             Ok(expired) => self.forget(&expired),
             Err(error) => tracing::warn!(%error, "old jobs could not be deleted"),

@@ -1,3 +1,5 @@
+//! Readers at all speeds, in memory and over a job disk on real files.
+
 use super::*;
 use crate::clock::Clock;
 use crate::pulse::Pulses;
