@@ -97,7 +97,7 @@ impl JobStore {
                     for (number, before) in &self.in_doubt {
                         tables.put_back(*number, before.as_ref())?;
                     }
-                    Ok(())
+                    tables.put_last_number(self.last_number)
                 })?;
             }
             read_books(&database.begin_read()?)

@@ -367,8 +367,13 @@ impl fmt::Debug for TokenLog {
 impl From<sled::Error> for Fault {
     fn from(error: sled::Error) -> Self {
         match error {
-            // A file that ends early, or that is missing though the log knows of it.
-            sled::Error::Io(error) if !is_damage(error.kind()) => Self::Io(error),
+            // A copy of an error of the system has its kind, and its number only in its text.
+            sled::Error::Io(error) if !is_damage(error.kind()) => {
+                match (error.raw_os_error(), error.kind()) {
+                    (None, kind) if kind != io::ErrorKind::Other => Self::Io(kind.into()),
+                    _ => Self::Io(error),
+                }
+            }
             error => Self::Unusable(error.to_string()),
         }
     }
@@ -386,6 +391,7 @@ impl From<PlaceError> for TokenLogError {
     }
 }
 
+/// A file that ends early, or that is missing though the log knows of it.
 fn is_damage(kind: io::ErrorKind) -> bool {
     use io::ErrorKind::{InvalidData, InvalidInput, NotFound, UnexpectedEof};
     matches!(kind, InvalidData | InvalidInput | NotFound | UnexpectedEof)
