@@ -3,7 +3,8 @@
 //! * What [`append`](TokenLog::append) returned `Ok` for is on disk. sled's own flush hands bytes to the system and no
 //!   further, so the file is synced here, through a handle of our own.
 //! * Each entry has a checksum. Reading stops where one is missing or damaged: what follows is computed again.
-//! * For the same reason a database that cannot be used is set aside as `tokens.bad`, and the log begins empty.
+//! * For the same reason a database that cannot be used is set aside as `tokens.bad`, whenever that shows, and the log
+//!   begins empty: an operator is told, and no call fails for it.
 //! * After an error the next call opens the log again by itself.
 //!
 //! Values stay far below what sled puts into files of their own, which it never syncs: a longer entry is cut into parts.
@@ -61,8 +62,6 @@ pub struct TokenLog {
     dir: PathBuf,
     /// `None` after an error: the next call opens it again.
     opened: Option<Opened>,
-    /// What was found wrong with it: it is set aside before it is opened again.
-    damage: Option<String>,
     notes: Vec<String>,
 }
 
@@ -70,6 +69,7 @@ struct Opened {
     database: sled::Db,
     /// The database's file once more: sled syncs nothing.
     file: File,
+    path: PathBuf,
 }
 
 /// Why the log did not do it.
@@ -91,16 +91,6 @@ pub enum TokenLogError {
         /// What the system said.
         source: io::Error,
     },
-    /// The log is damaged. What is lost can be computed again.
-    #[error("{}: could not {doing}, the log is damaged: {why}", path.display())]
-    Damaged {
-        /// The log's folder.
-        path: PathBuf,
-        /// What was being done.
-        doing: &'static str,
-        /// What was found.
-        why: String,
-    },
 }
 
 impl TokenLog {
@@ -109,7 +99,7 @@ impl TokenLog {
     /// # Errors
     /// When it is in use or the system refuses.
     pub fn open(dir: &Path) -> Result<(Self, Vec<String>), TokenLogError> {
-        let mut log = Self { dir: dir.to_owned(), opened: None, damage: None, notes: Vec::new() };
+        let mut log = Self { dir: dir.to_owned(), opened: None, notes: Vec::new() };
         log.ready()?;
         log.renew_if_large()?;
         let notes = log.take_notes();
@@ -140,7 +130,7 @@ impl TokenLog {
             }
         }
         self.run("append", |opened| {
-            opened.database.apply_batch(batch)?;
+            opened.database.apply_batch(batch.clone())?;
             opened.make_durable()
         })
     }
@@ -149,7 +139,7 @@ impl TokenLog {
     /// that is missing or damaged.
     ///
     /// # Errors
-    /// The disk's; damage that the database itself finds.
+    /// The disk's.
     pub fn read(&mut self, job: u64, kind: u8, from: u64, max: usize) -> Result<Vec<Vec<u8>>, TokenLogError> {
         self.run("read", |opened| {
             let (mut entries, mut entry, mut wanted) = (Vec::new(), Vec::new(), Some((from, 0)));
@@ -242,43 +232,58 @@ impl TokenLog {
         self.dir.join(FOLDER)
     }
 
+    /// Calls the database. One that turns out to be damaged is set aside, and the call is made on an empty one.
     fn run<T>(
         &mut self,
         doing: &'static str,
-        call: impl FnOnce(&Opened) -> Result<T, Fault>,
+        call: impl Fn(&Opened) -> Result<T, Fault>,
     ) -> Result<T, TokenLogError> {
         let opened = self.ready()?;
-        catch(|| call(opened)).map_err(|fault| {
-            if let Fault::Unusable(why) = &fault {
-                self.damage = Some(why.clone());
-            }
+        let mut done = catch(|| call(opened));
+        if let Err(Fault::Unusable(why)) = done {
+            self.close();
+            self.set_aside(&why)?;
+            let opened = self.ready()?;
+            done = catch(|| call(opened));
+        }
+        done.map_err(|fault| {
             self.close();
             self.error(fault, doing)
         })
     }
 
-    /// The log, opened if it is not. What cannot be used is set aside.
+    /// The log, opened if it is not; one that cannot be used is set aside.
     fn ready(&mut self) -> Result<&Opened, TokenLogError> {
-        let folder = self.folder();
-        while self.opened.is_none() {
-            if let Some(why) = &self.damage {
-                let kept = self.dir.join(SET_ASIDE);
-                set_aside(&folder, &kept).map_err(|source| PlaceError::new(&folder, "set aside", source))?;
-                self.notes.push(format!(
-                    "{}: the log of what running jobs generated cannot be used ({why}); it was set aside as {SET_ASIDE}, \
-                     and what is missing is computed again",
-                    folder.display()
-                ));
-                self.damage = None;
-            }
+        if self.opened.is_none() {
+            let folder = self.folder();
             make_folder(&folder)?;
-            match catch(|| Opened::open(&folder)) {
-                Ok(opened) => self.opened = Some(opened),
-                Err(Fault::Unusable(why)) => self.damage = Some(why),
-                Err(fault) => return Err(self.error(fault, "open")),
+            let mut opened = catch(|| Opened::open(&folder));
+            if let Err(Fault::Unusable(why)) = opened {
+                self.set_aside(&why)?;
+                opened = catch(|| Opened::open(&folder));
             }
+            self.opened = Some(opened.map_err(|fault| self.error(fault, "open"))?);
         }
         Ok(self.opened.as_ref().expect("it was opened"))
+    }
+
+    /// Renames the log's folder, in place of an earlier one that was set aside, and makes it anew.
+    fn set_aside(&mut self, why: &str) -> Result<(), TokenLogError> {
+        let (folder, kept) = (self.folder(), self.dir.join(SET_ASIDE));
+        let missing_is_fine = |error: io::Error| match error.kind() {
+            io::ErrorKind::NotFound => Ok(()),
+            _ => Err(error),
+        };
+        let renamed = fs::remove_dir_all(&kept)
+            .or_else(missing_is_fine)
+            .and_then(|()| fs::rename(&folder, &kept).or_else(missing_is_fine));
+        renamed.map_err(|source| PlaceError::new(&folder, "set aside", source))?;
+        self.notes.push(format!(
+            "{}: the log of what running jobs generated cannot be used ({why}); it was set aside as {SET_ASIDE}, and what \
+             is missing is computed again",
+            folder.display()
+        ));
+        Ok(make_folder(&folder)?)
     }
 
     /// Begins anew if nothing is in it and it takes much of the disk.
@@ -293,7 +298,7 @@ impl TokenLog {
     }
 
     fn close(&mut self) {
-        let Some(Opened { database, file }) = self.opened.take() else { return };
+        let Some(Opened { database, file, .. }) = self.opened.take() else { return };
         // Closing writes, and may panic when the disk refuses.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(database)));
         // Threads of sled may still hold the database. Until they let go it is locked, and cannot be opened again.
@@ -311,7 +316,8 @@ impl TokenLog {
             Fault::InUse => TokenLogError::InUse { path },
             Fault::Io(source) => TokenLogError::Io { path, doing, source },
             Fault::Failed => unreachable!("sled has no such error"),
-            Fault::Unusable(why) => TokenLogError::Damaged { path, doing, why },
+            // An empty one as well, so it is not the log.
+            Fault::Unusable(why) => TokenLogError::Io { path, doing, source: io::Error::other(why) },
         }
     }
 }
@@ -334,7 +340,7 @@ impl Opened {
         for folder in [Some(folder), folder.parent()].into_iter().flatten() {
             File::open(folder)?.sync_all()?;
         }
-        Ok(Self { database, file })
+        Ok(Self { database, file, path })
     }
 
     fn delete(&self, keys: RangeInclusive<[u8; KEY_BYTES]>) -> Result<(), Fault> {
@@ -348,7 +354,11 @@ impl Opened {
     /// Returns when all that was written is on disk.
     fn make_durable(&self) -> Result<(), Fault> {
         self.database.flush()?;
-        Ok(self.file.sync_data()?)
+        self.file.sync_data()?;
+        match self.path.try_exists()? {
+            true => Ok(()),
+            false => Err(Fault::Unusable("its file was taken away".to_owned())),
+        }
     }
 }
 
@@ -395,14 +405,6 @@ impl From<PlaceError> for TokenLogError {
 fn is_damage(kind: io::ErrorKind) -> bool {
     use io::ErrorKind::{InvalidData, InvalidInput, NotFound, UnexpectedEof};
     matches!(kind, InvalidData | InvalidInput | NotFound | UnexpectedEof)
-}
-
-/// Renames a folder, in place of what has the other name.
-fn set_aside(folder: &Path, kept: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(kept) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => fs::rename(folder, kept),
-    }
 }
 
 fn key(job: u64, kind: u8, index: u64, part: u16) -> [u8; KEY_BYTES] {

@@ -174,7 +174,7 @@ fn a_damaged_log_ends_early_and_says_nothing_wrong() {
         let (mut log, mut notes) = TokenLog::open(at.path()).unwrap();
         let mut found = 0;
         for job in 0..JOBS {
-            let entries = log.read(job, 0, 0, usize::MAX).unwrap_or_default();
+            let entries = log.read(job, 0, 0, usize::MAX).unwrap();
             found += entries.len() as u64;
             for (index, entry) in (0..).zip(entries) {
                 assert!(
@@ -186,9 +186,7 @@ fn a_damaged_log_ends_early_and_says_nothing_wrong() {
         }
         // What follows is computed again, and kept.
         let last = LogEntry { job: 9, kind: 1, index: 0, bytes: vec![1, 2] };
-        if log.append(std::slice::from_ref(&last)).is_err() {
-            log.append(std::slice::from_ref(&last)).unwrap();
-        }
+        log.append(std::slice::from_ref(&last)).unwrap();
         assert_eq!(log.read(9, 1, 0, 9).unwrap(), [last.bytes]);
         notes.extend(log.take_notes());
         match (found == JOBS * ENTRIES, notes.is_empty()) {

@@ -140,3 +140,18 @@ fn what_cannot_be_used_is_set_aside() {
         assert_eq!(open(dir.path()).jobs().unwrap(), [1]);
     }
 }
+
+/// What is written to a file that was removed is lost with the process: it is not called durable.
+#[test]
+fn a_removed_log_begins_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut log = open(dir.path());
+    log.append(&entries(1, TOKENS, 0..3)).unwrap();
+    fs::remove_dir_all(dir.path().join("tokens")).unwrap();
+    log.append(&entries(1, TOKENS, 3..5)).unwrap();
+    assert!(log.take_notes()[0].contains("its file was taken away"));
+    drop(log);
+    let mut log = open(dir.path());
+    assert!(log.read(1, TOKENS, 0, 9).unwrap().is_empty());
+    assert!(log.read(1, TOKENS, 3, 9).unwrap() == contents(1, TOKENS, 3..5));
+}
