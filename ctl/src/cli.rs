@@ -1,10 +1,12 @@
 //! The command line's definition: parsing, help, completions and the man page all come from here.
 
 mod batch;
+mod jobs;
 mod sessions;
 mod top;
 
 pub(crate) use batch::BatchArgs;
+pub(crate) use jobs::{AttachArgs, CancelArgs, ClassArg, RunArgs, SubmitArgs, TimesArgs};
 pub(crate) use sessions::{
     EvictArgs, ForkArgs, Listed, SaveArgs, SessionArgs, TenantArgs, TimeToLive, session_ref, with_tenant,
 };
@@ -104,17 +106,33 @@ pub(crate) enum Command {
         job: JobId,
     },
     /// Stream a job's answer from its start, or from an offset on
-    Attach {
-        /// The job's id
-        job: JobId,
-        /// Offset of the first event to read
-        #[arg(long, default_value_t = 0, value_name = "N")]
-        from: u64,
+    Attach(AttachArgs),
+    /// Show who waits and why, who runs, and how full the queue is
+    Queue {
+        /// All jobs that wait, not only the first ones
+        #[arg(long)]
+        all: bool,
     },
-    /// Cancel a job
-    Cancel {
+    /// Cancel a job, or all jobs of a session or a batch
+    Cancel(CancelArgs),
+    /// Let a job wait until `resume`; one that runs is parked
+    Hold {
         /// The job's id
         job: JobId,
+    },
+    /// Let nothing that waits start until `resume`; what runs goes on
+    Drain,
+    /// End a drain, or let a job that is held have its turn
+    Resume {
+        /// The id of a job that is held
+        job: Option<JobId>,
+    },
+    /// Make a job more or less urgent
+    Priority {
+        /// The job's id
+        job: JobId,
+        /// Its new class
+        class: ClassArg,
     },
     /// Draw where the kept KV lies: device, RAM and SSD, block by block
     Residency,
@@ -399,27 +417,6 @@ impl SamplingArgs {
             logprobs: self.logprobs,
         })
     }
-}
-
-/// `run`.
-#[derive(Debug, Args)]
-pub(crate) struct RunArgs {
-    #[command(flatten)]
-    pub(crate) prompt: PromptArgs,
-}
-
-/// `submit`.
-#[derive(Debug, Args)]
-pub(crate) struct SubmitArgs {
-    /// Stream the answer; Ctrl-C leaves the job running
-    #[arg(long)]
-    pub(crate) wait: bool,
-    /// A name to recognise the job by
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) label: Option<String>,
-    // Last: what follows a heading stands under it.
-    #[command(flatten)]
-    pub(crate) prompt: PromptArgs,
 }
 
 /// `tokenize`.

@@ -7,6 +7,7 @@
 
 use crate::{failure::Failure, output, units};
 use serde_json::{Map, Value};
+use std::io::{self, IsTerminal};
 use zllm_wire::{Event, FinishReason, Usage, limits};
 
 /// Prints events and remembers what it has seen.
@@ -87,6 +88,17 @@ impl Printer {
             rest.push_str(&format!("--- answer {choice}\n{}{}", output::foreign(text), end(text)));
         }
         if rest.is_empty() { Ok(()) } else { output::print(&rest) }
+    }
+
+    /// Whether the job's last event was read.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.end.is_some()
+    }
+
+    /// Whether what comes next on a terminal would stand behind text of the answer.
+    pub(crate) fn is_within_a_line(&self) -> bool {
+        let both = io::stdout().is_terminal() && io::stderr().is_terminal();
+        both && !self.json && !self.text.is_empty() && !self.text.ends_with('\n')
     }
 
     /// What a finished job took, or why there is nothing to tell.

@@ -1,5 +1,6 @@
 //! Why a command did not do what it was asked, and the exit code that says so.
 
+use crate::units;
 use std::io;
 use zllm_wire::{ErrorCode, Fault, WireError};
 
@@ -15,6 +16,14 @@ pub(crate) enum Failure {
     /// Refused or not found: nothing was done.
     #[error("{0}")]
     Refused(String),
+    /// No room now: nothing was done.
+    #[error("{message}; try again in {}", units::wait(*.retry_after_ms))]
+    Busy {
+        /// Why.
+        message: String,
+        /// When it may be otherwise, as the daemon computed it.
+        retry_after_ms: u64,
+    },
     /// Tried and failed.
     #[error("{0}")]
     Failed(String),
@@ -34,7 +43,7 @@ impl Failure {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::StdoutClosed => 0,
-            Self::Refused(_) => 1,
+            Self::Refused(_) | Self::Busy { .. } => 1,
             Self::Failed(_) | Self::Lost(_) => 2,
             Self::Usage(_) => USAGE,
             Self::Interrupted => 130,
@@ -78,10 +87,7 @@ impl From<Fault> for Failure {
     fn from(fault: Fault) -> Self {
         match fault.code {
             ErrorCode::NotFound | ErrorCode::Invalid | ErrorCode::Draining => Self::Refused(fault.message),
-            ErrorCode::Refused { retry_after_ms } => {
-                let seconds = retry_after_ms.div_ceil(1000).max(1);
-                Self::Refused(format!("{}; try again in {seconds} s", fault.message))
-            }
+            ErrorCode::Refused { retry_after_ms } => Self::Busy { message: fault.message, retry_after_ms },
             ErrorCode::Failed => Self::Failed(fault.message),
         }
     }

@@ -1,7 +1,7 @@
 //! `run` and `submit`: a prompt goes in, an answer comes out.
 
 use crate::chat;
-use crate::cli::{PromptArgs, RunArgs, SubmitArgs};
+use crate::cli::{PromptArgs, RunArgs, SubmitArgs, TimesArgs};
 use crate::client::{Connection, Context, unexpected};
 use crate::events::{Printer, stats_line};
 use crate::failure::Failure;
@@ -21,8 +21,8 @@ use zllm_wire::{
 
 /// `run`: one answer, or a chat when there is no prompt and a person to give some.
 pub(crate) fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
-    let args = args.prompt;
-    let submit = without_prompt(&args)?;
+    let RunArgs { class, times, prompt: args } = args;
+    let submit = without_prompt(&args, class.into(), &times)?;
     let template = template(&args)?;
     if args.sampling.logprobs.is_some() && !context.json {
         return Err(Failure::Usage("--logprobs is shown with --json; give both".into()));
@@ -55,7 +55,7 @@ pub(crate) fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
 
 /// `submit`: the job goes on without us.
 pub(crate) fn submit(context: &Context, args: SubmitArgs) -> Result<(), Failure> {
-    let submit = without_prompt(&args.prompt)?;
+    let submit = without_prompt(&args.prompt, args.class.into(), &args.times)?;
     let template = template(&args.prompt)?;
     let Some(text) = read_prompt(&args.prompt)? else {
         return Err(Failure::Usage("submit needs a prompt; \"-\" reads it from stdin".into()));
@@ -65,17 +65,13 @@ pub(crate) fn submit(context: &Context, args: SubmitArgs) -> Result<(), Failure>
     let info = describe(&mut connection, &args.prompt.model)?;
     needs_template(&args.prompt, &info)?;
     let prompt = prompt(&args.prompt, &text, template);
-    let submit = Submit {
-        prompt,
-        detached: true,
-        stream: args.wait,
-        label: args.label,
-        class: Class::Normal,
-        ..submit
-    };
-    let job = accepted(&mut connection, submit)?;
+    let SubmitArgs { wait: stream, label, key, batch, .. } = args;
+    let submit = Submit { prompt, detached: true, stream, label, key, batch, ..submit };
+    let (job, known) = accepted(&mut connection, submit)?;
     if context.json {
-        output::print_json(&json!({ "job": job }))?;
+        output::print_json(&json!({ "job": job, "known": known }))?;
+    } else if known {
+        eprintln!("submitted before with this key");
     }
     let Some(interrupt) = interrupt else {
         return if context.json { Ok(()) } else { output::print(&format!("{job}\n")) };
@@ -83,7 +79,7 @@ pub(crate) fn submit(context: &Context, args: SubmitArgs) -> Result<(), Failure>
     if !context.json {
         eprintln!("job {job}");
     }
-    Follower::new(context, job, 0, interrupt).follow(connection)
+    Follower::new(context, job, 0, args.reconnect_for, interrupt).follow(connection)
 }
 
 /// Submits and prints the answer; the job ends with the connection.
@@ -122,16 +118,17 @@ pub(crate) fn conversation(messages: &[Value], template: Option<Template>) -> Pr
     Prompt::Chat { messages_json: json!(messages).to_string(), tools_json: None, template }
 }
 
-fn accepted(connection: &mut Connection, submit: Submit) -> Result<JobId, Failure> {
+/// The job, and whether it was there before.
+fn accepted(connection: &mut Connection, submit: Submit) -> Result<(JobId, bool), Failure> {
     connection.send(Op::Submit(Box::new(submit)))?;
     match connection.answer()? {
-        Answer::Accepted { job, .. } => Ok(job),
+        Answer::Accepted { job, known } => Ok((job, known)),
         other => Err(unexpected(&other)),
     }
 }
 
 /// What the arguments say about the job, without its prompt.
-fn without_prompt(args: &PromptArgs) -> Result<Submit, Failure> {
+fn without_prompt(args: &PromptArgs, class: Class, times: &TimesArgs) -> Result<Submit, Failure> {
     Ok(Submit {
         model: args.model.clone(),
         prompt: Prompt::Text { text: String::new(), parse_special: false },
@@ -142,9 +139,9 @@ fn without_prompt(args: &PromptArgs) -> Result<Submit, Failure> {
         detached: false,
         stream: true,
         label: None,
-        class: Class::Interactive,
-        deadline_ms: None,
-        max_wait_ms: None,
+        class,
+        deadline_ms: times.deadline,
+        max_wait_ms: times.max_wait,
         key: None,
         batch: None,
     })

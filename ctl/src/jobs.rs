@@ -1,15 +1,16 @@
-//! `list`, `show`, `cancel`: jobs and sessions.
+//! `list`, `show`: jobs and sessions.
 
 use crate::cli::{Listed, session_ref, with_tenant};
 use crate::client::{Context, unexpected};
 use crate::events::stats_line;
 use crate::failure::Failure;
-use crate::output;
+use crate::timeline::timeline;
 use crate::units::{self, Align, Table, bytes_or_dash};
+use crate::{output, words};
 use serde_json::json;
 use zllm_wire::{
-    Answer, CancelTarget, ChoiceEnd, FinishReason, JobDetail, JobId, JobInfo, JobState, Op, SessionDetail,
-    SessionInfo, SessionRef, SessionState, ShowTarget, StopCause, Tenant, Tier,
+    Answer, ChoiceEnd, FinishReason, JobDetail, JobId, JobInfo, JobState, Op, SessionDetail, SessionInfo,
+    SessionRef, SessionState, ShowTarget, StopCause, Tenant, Tier,
 };
 
 /// `list`: all, or only one kind, or only those of one tenant.
@@ -57,18 +58,6 @@ pub(crate) fn show(context: &Context, id: &str, tenant: Option<Tenant>) -> Resul
         Answer::Job(job) => output::print(&output::foreign(&job_page(&job))),
         Answer::Session(session) if context.json => output::print_json(&session),
         Answer::Session(session) => output::print(&output::foreign(&session_page(&session))),
-        other => Err(unexpected(&other)),
-    }
-}
-
-/// `cancel`.
-pub(crate) fn cancel(context: &Context, job: JobId) -> Result<(), Failure> {
-    match context.ask(Op::Cancel { target: CancelTarget::Job(job.clone()) })? {
-        Answer::Cancelled { jobs } if context.json => {
-            output::print_json(&json!({ "cancelled": job, "jobs": jobs }))
-        }
-        Answer::Cancelled { jobs: 0 } => output::print(&format!("{job} had ended\n")),
-        Answer::Cancelled { .. } => output::print(&format!("{job} cancelled\n")),
         other => Err(unexpected(&other)),
     }
 }
@@ -122,6 +111,7 @@ fn job_table(jobs: &[JobInfo]) -> String {
     let mut table = Table::new([
         ("JOB", Align::Left),
         ("MODEL", Align::Left),
+        ("CLASS", Align::Left),
         ("STATE", Align::Left),
         ("PROMPT", Align::Right),
         ("CACHED", Align::Right),
@@ -136,6 +126,7 @@ fn job_table(jobs: &[JobInfo]) -> String {
         table.row([
             job.id.to_string(),
             job.model.clone(),
+            words::class(job.class).into(),
             job_state(job),
             job.prompt_tokens.to_string(),
             job.cached_tokens.to_string(),
@@ -144,7 +135,7 @@ fn job_table(jobs: &[JobInfo]) -> String {
             bytes_or_dash(job.bytes.ram),
             bytes_or_dash(job.bytes.ssd),
             units::age(job.idle_ms),
-            one_line(job.label.as_deref().unwrap_or_default()),
+            words::one_line(job.label.as_deref().unwrap_or_default()),
         ]);
     }
     table.render()
@@ -153,10 +144,13 @@ fn job_table(jobs: &[JobInfo]) -> String {
 fn job_page(job: &JobDetail) -> String {
     let info = &job.info;
     let mut rows = vec![("job", info.id.to_string())];
-    rows.extend(info.label.as_deref().map(|label| ("label", one_line(label))));
+    rows.extend(info.label.as_deref().map(|label| ("label", words::one_line(label))));
     rows.push(("model", info.model.clone()));
     rows.extend(info.tenant.as_ref().map(|tenant| ("tenant", tenant.to_string())));
     rows.extend(info.session.as_ref().map(|session| ("session", session.to_string())));
+    rows.extend(info.batch.as_ref().map(|batch| ("batch", batch.to_string())));
+    rows.extend(job.key.as_ref().map(|key| ("key", key.to_string())));
+    rows.push(("class", words::class(info.class).into()));
     rows.push(("state", job_state(info)));
     match job.choices.as_slice() {
         [only] => rows.extend(only.end.iter().map(|end| ("ended by", ended_by(end)))),
@@ -164,6 +158,11 @@ fn job_page(job: &JobDetail) -> String {
     }
     rows.extend(job.error.clone().map(|error| ("error", error)));
     rows.push(("submitted", units::age(info.age_ms)));
+    rows.extend(job.max_wait_ms.map(|ms| ("must start", format!("within {}", units::wait(ms)))));
+    rows.extend(job.deadline_ms.map(|ms| ("must end", format!("within {}", units::wait(ms)))));
+    if job.attempts > 1 {
+        rows.push(("attempts", job.attempts.to_string()));
+    }
     rows.push(("last use", units::age(info.idle_ms)));
     rows.push(("KV on device", units::bytes(info.bytes.device)));
     rows.push(("KV in RAM", units::bytes(info.bytes.ram)));
@@ -182,6 +181,9 @@ fn job_page(job: &JobDetail) -> String {
         )),
     }
     let mut page = units::pairs(&rows);
+    if !job.timeline.is_empty() {
+        page.push_str(&format!("\n{}", timeline(job)));
+    }
     for (number, choice) in job.choices.iter().enumerate() {
         let end = choice.end.as_ref().map(|end| format!(", ended by {}", ended_by(end))).unwrap_or_default();
         if job.choices.len() > 1 {
@@ -279,6 +281,7 @@ fn kept_briefly(session: &SessionInfo) -> String {
 
 fn job_state(job: &JobInfo) -> String {
     match job.state {
+        JobState::Queued if job.held => "held".into(),
         JobState::Queued if job.queue_position > 0 => format!("queued, {} before it", job.queue_position),
         JobState::Queued => "queued".into(),
         JobState::Running => "running".into(),
@@ -310,8 +313,4 @@ fn finish_reason(reason: FinishReason) -> &'static str {
         FinishReason::Length => "limit of tokens",
         FinishReason::Cancelled => "a client",
     }
-}
-
-fn one_line(text: &str) -> String {
-    text.replace(['\n', '\t'], " ")
 }

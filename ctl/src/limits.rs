@@ -13,14 +13,17 @@ pub(crate) const MAX_EXIT_POLLS: u32 = 1000;
 /// The wait between two looks.
 pub(crate) const EXIT_POLL: Duration = Duration::from_millis(10);
 
-/// How often a lost connection is tried again without any event in between.
-pub(crate) const MAX_RECONNECTS: u32 = 10;
-
-/// The wait before the first of them; it doubles up to [`RECONNECT_DELAY_MAX`].
+/// The wait before a lost connection is tried again; it doubles up to [`RECONNECT_DELAY_MAX`].
 pub(crate) const RECONNECT_DELAY: Duration = Duration::from_millis(100);
 
-/// The longest wait between two of them.
+/// The longest wait between two tries.
 pub(crate) const RECONNECT_DELAY_MAX: Duration = Duration::from_secs(2);
+
+/// Columns that a page of the queue fits.
+pub(crate) const QUEUE_COLUMNS: usize = 80;
+
+/// Jobs that wait on a page of the queue, unless all are asked for.
+pub(crate) const QUEUE_ROWS: usize = 20;
 
 /// Bytes read from the socket at once.
 pub(crate) const READ_BYTES: usize = 64 << 10;

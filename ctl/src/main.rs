@@ -17,16 +17,20 @@ mod interrupt;
 mod jobs;
 mod limits;
 mod models;
+mod orders;
 mod output;
 mod pull;
+mod queue;
 mod residency;
 mod sessions;
 mod shell;
 mod status;
+mod timeline;
 mod tokenize;
 mod top;
 mod units;
 mod why;
+mod words;
 
 use clap::Parser;
 use cli::{Cli, Command};
@@ -67,8 +71,13 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::List { what, tenant } => jobs::list(&context, what, tenant),
         Command::Show { id, tenant } => jobs::show(&context, &id, tenant),
         Command::Why { job } => why::why(&context, job),
-        Command::Attach { job, from } => follow::attach(&context, job, from),
-        Command::Cancel { job } => jobs::cancel(&context, job),
+        Command::Attach(args) => follow::attach(&context, args),
+        Command::Queue { all } => queue::queue(&context, all),
+        Command::Cancel(args) => orders::cancel(&context, args),
+        Command::Hold { job } => orders::hold(&context, job),
+        Command::Drain => orders::drain(&context),
+        Command::Resume { job } => orders::resume(&context, job),
+        Command::Priority { job, class } => orders::priority(&context, job, class.into()),
         Command::Residency => residency::residency(&context),
         Command::Evict(args) => sessions::evict(&context, args),
         Command::Pin(session) => sessions::pin(&context, session),

@@ -5,7 +5,9 @@ use crate::failure::Failure;
 use crate::units::{self, Align, Table};
 use crate::{models, output};
 use serde_json::json;
-use zllm_wire::{Answer, BlockUsage, DeviceInfo, KvStatus, Op, SsdState, Status, Tier, TierBlocks};
+use zllm_wire::{
+    Answer, BlockUsage, DeviceInfo, KvStatus, Op, Percentiles, Speed, SsdState, Status, Tier, TierBlocks,
+};
 
 /// `status`.
 pub(crate) fn status(context: &Context) -> Result<(), Failure> {
@@ -39,17 +41,11 @@ pub(crate) fn stop(context: &Context, now: bool, no_wait: bool) -> Result<(), Fa
 }
 
 fn page(status: &Status) -> String {
-    let draining = if status.draining { ", stopping" } else { "" };
+    let draining = if status.draining { ", draining" } else { "" };
     let uptime = units::duration_ms(status.uptime_ms as f64);
     let mut rows = vec![
         ("zllmd", format!("{}, process {}, up {uptime}{draining}", status.version, status.pid)),
-        (
-            "jobs",
-            format!(
-                "{} running, {} of at most {} queued",
-                status.running_jobs, status.queued_jobs, status.queue_capacity
-            ),
-        ),
+        ("jobs", jobs(status)),
         (
             "ended",
             format!(
@@ -73,6 +69,10 @@ fn page(status: &Status) -> String {
             ),
         ),
     ];
+    rows.extend(speed_rows(&status.speed));
+    rows.extend(
+        status.jobs_fault.as_ref().map(|why| ("lost jobs", format!("a restart loses all jobs: {why}"))),
+    );
     rows.extend(kv_rows(&status.kv));
     let mut page = units::pairs(&rows);
     let tables = [models::table(&status.models), device_table(&status.devices), block_table(&status.blocks)];
@@ -82,6 +82,37 @@ fn page(status: &Status) -> String {
         page.push_str(table);
     }
     page
+}
+
+fn jobs(status: &Status) -> String {
+    let (running, queued, capacity) = (status.running_jobs, status.queued_jobs, status.queue_capacity);
+    let mut jobs = format!("{running} running, {queued} of at most {capacity} queued");
+    for (count, what) in [(status.held_jobs, "held"), (status.parked_jobs, "parked")] {
+        if count > 0 {
+            jobs.push_str(&format!(", {count} {what}"));
+        }
+    }
+    jobs
+}
+
+/// Over the last minute; nothing where nothing was measured.
+fn speed_rows(speed: &Speed) -> Vec<(&'static str, String)> {
+    let mut rows = Vec::new();
+    if speed.decode_tokens_per_s > 0.0 || speed.prefill_tokens_per_s > 0.0 {
+        let (decode, prefill) = (speed.decode_tokens_per_s, speed.prefill_tokens_per_s);
+        let told = format!(
+            "{decode:.1} tokens/s generated, {:.1} a step, {prefill:.0} of prompts",
+            speed.batch_rows
+        );
+        rows.push(("speed", told));
+    }
+    for (name, times) in [("first token", &speed.first_token), ("next token", &speed.inter_token)] {
+        if times.count > 0 {
+            let Percentiles { p50_ms, p90_ms, p99_ms, .. } = times;
+            rows.push((name, format!("after {p50_ms:.1} ms, p90 {p90_ms:.1} ms, p99 {p99_ms:.1} ms")));
+        }
+    }
+    rows
 }
 
 fn kv_rows(kv: &KvStatus) -> Vec<(&'static str, String)> {
@@ -120,6 +151,7 @@ fn device_table(devices: &[DeviceInfo]) -> String {
         ("DEVICE", Align::Left),
         ("USED", Align::Right),
         ("MEMORY", Align::Right),
+        ("BUSY", Align::Right),
         ("WHAT", Align::Left),
     ]);
     for device in devices {
@@ -127,6 +159,7 @@ fn device_table(devices: &[DeviceInfo]) -> String {
             device.name.clone(),
             units::bytes(device.used_bytes),
             units::bytes(device.total_bytes),
+            format!("{:.0} %", device.busy * 100.0),
             device.description.clone(),
         ]);
     }

@@ -35,6 +35,50 @@ pub(crate) fn duration_ms(ms: f64) -> String {
     }
 }
 
+/// `0.3 s`, `14 s`, `3 min`, `2 h`, `4 d`: at most six characters, for a column.
+pub(crate) fn span(ms: u64) -> String {
+    match ms {
+        0..9_950 => format!("{:.1} s", ms as f64 / 1000.0),
+        9_950..59_500 => format!("{} s", (ms + 500) / 1000),
+        59_500..3_570_000 => format!("{} min", (ms + 30_000) / 60_000),
+        3_570_000..86_400_000 => format!("{} h", (ms + 1_800_000) / 3_600_000),
+        _ => format!("{} d", ms / 86_400_000),
+    }
+}
+
+/// How long to wait, in whole seconds and never less: `2 s`, `3 min 5 s`.
+pub(crate) fn wait(ms: u64) -> String {
+    match ms.div_ceil(1000).max(1) {
+        seconds @ 0..60 => format!("{seconds} s"),
+        seconds => duration_ms(seconds as f64 * 1000.0),
+    }
+}
+
+/// `999`, `12.3k`, `1.05M`: three digits are enough to compare by.
+pub(crate) fn short(number: u64) -> String {
+    const UNITS: [&str; 5] = ["", "k", "M", "G", "T"];
+    let (mut value, mut unit) = (number as f64, 0);
+    while value >= 999.5 && unit + 1 < UNITS.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    let decimals = match value {
+        _ if unit == 0 => 0,
+        0.0..9.995 => 2,
+        9.995..99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.decimals$}{}", UNITS[unit])
+}
+
+/// Text of so many characters at most; the last one is `…` when it was longer.
+pub(crate) fn cut(text: &str, chars: usize) -> String {
+    match text.chars().count() {
+        count if count <= chars => text.to_owned(),
+        _ => text.chars().take(chars.saturating_sub(1)).chain(['…']).collect(),
+    }
+}
+
 /// The milliseconds of `30s`, `15m` (or `15min`, as in the daemon's configuration), `12h` or `7d`.
 pub(crate) fn parse_duration_ms(text: &str) -> Result<u64, String> {
     const UNITS_MS: [(&str, u64); 5] =
@@ -186,12 +230,46 @@ mod tests {
         for (ms, text) in cases {
             assert_eq!(duration_ms(ms), text);
         }
+        let spans = [
+            (0, "0.0 s"),
+            (9_949, "9.9 s"),
+            (9_950, "10 s"),
+            (59_499, "59 s"),
+            (59_500, "1 min"),
+            (3_569_999, "59 min"),
+            (3_570_000, "1 h"),
+            (86_399_999, "24 h"),
+            (86_400_000, "1 d"),
+        ];
+        for (ms, text) in spans {
+            assert_eq!(span(ms), text);
+        }
+        for (ms, text) in [(0, "1 s"), (1001, "2 s"), (59_001, "1 min 0 s"), (185_000, "3 min 5 s")] {
+            assert_eq!(wait(ms), text);
+        }
         assert_eq!(age(999), "now");
         assert_eq!(age(1500), "1 s ago");
         assert_eq!(age(9999), "9 s ago");
         assert_eq!(age(185_000), "3 min 5 s ago");
         assert_eq!(count(1, "token"), "1 token");
         assert_eq!(count(0, "token"), "0 tokens");
+    }
+
+    #[test]
+    fn short_numbers_and_texts() {
+        let cases = [
+            (0, "0"),
+            (999, "999"),
+            (1000, "1.00k"),
+            (12_345, "12.3k"),
+            (99_960, "100k"),
+            (999_600, "1.00M"),
+            (1_048_576, "1.05M"),
+        ];
+        for (number, text) in cases {
+            assert_eq!(short(number), text);
+        }
+        assert_eq!((cut("héé", 3), cut("hééé", 3)), ("héé".into(), "hé…".into()));
     }
 
     #[test]

@@ -18,6 +18,8 @@ fn refused_is_1_and_failed_is_2() {
     }
     let busy = fails(ErrorCode::Refused { retry_after_ms: 1500 });
     assert_eq!((busy.code, busy.stderr.as_str()), (Some(1), "zllmctl: the reason; try again in 2 s\n"));
+    let busy = fails(ErrorCode::Refused { retry_after_ms: 185_000 });
+    assert_eq!(busy.stderr, "zllmctl: the reason; try again in 3 min 5 s\n");
     let failed = fails(ErrorCode::Failed);
     assert_eq!((failed.code, failed.stderr.as_str()), (Some(2), "zllmctl: the reason\n"));
 }
@@ -61,6 +63,27 @@ fn usage_is_64() {
         &["list", "--nonsense"],
         &["attach"],
         &["attach", "no-job"],
+        &["attach", "j-01", "--reconnect-for", "long"],
+        &["cancel"],
+        &["cancel", "s-1"],
+        &["cancel", "j-01", "--session", "s"],
+        &["cancel", "j-01", "--batch", "b"],
+        &["cancel", "j-01", "--tenant", "t"],
+        &["cancel", "--tenant", "t"],
+        &["cancel", "--session", "s", "--batch", "b"],
+        &["cancel", "--session", "a/s", "--tenant", "b"],
+        &["hold"],
+        &["hold", "s-1"],
+        &["resume", "s-1"],
+        &["priority", "j-01"],
+        &["priority", "j-01", "urgent"],
+        &["drain", "j-01"],
+        &["run", "m", "hi", "--class", "urgent"],
+        &["run", "m", "hi", "--deadline", "0s"],
+        &["submit", "m", "hi", "--max-wait", "soon"],
+        &["submit", "m", "hi", "--key", ""],
+        &["submit", "m", "hi", "--key", "ä"],
+        &["submit", "m", "hi", "--reconnect-for", "5s"],
         &["run", "m", "hi", "--temperature", "warm"],
         &["run", "m", "hi", "--raw", "--system", "s"],
         &["run", "m", "--prompt-file", "/nowhere/to/be/found"],

@@ -77,13 +77,18 @@ fn listing() {
 SESSION  MODEL  STATE  TOKENS  DEVICE      RAM    SSD  LAST USE       KEPT
 s-1      m      idle     1234       -  5.0 GiB  700 B  2 h 7 min ago  saved
 
-JOB   MODEL  STATE                PROMPT  CACHED  GENERATED   DEVICE  RAM  SSD  LAST USE  LABEL
-j-01  m      queued, 2 before it      23      16          0  3.0 MiB    -    -  5 s ago   two lines
+JOB   MODEL  CLASS   STATE                PROMPT  CACHED  GENERATED   DEVICE  RAM  SSD  LAST USE  LABEL
+j-01  m      normal  queued, 2 before it      23      16          0  3.0 MiB    -    -  5 s ago   two lines
 ";
     assert_eq!(says(Op::List, answer.clone(), &["list"]), table);
     let json: serde_json::Value = serde_json::from_str(&says(Op::List, answer, &["list", "--json"])).unwrap();
     assert_eq!(json["jobs"][0]["state"], "queued");
     assert_eq!(json["sessions"][0]["bytes"]["ram"], 5u64 << 30);
+    let held = Answer::Listing {
+        sessions: vec![],
+        jobs: vec![JobInfo { class: Class::Batch, held: true, ..job_info() }],
+    };
+    assert!(says(Op::List, held, &["list"]).contains("\nj-01  m      batch  held       23 "));
     let empty = Answer::Listing { sessions: vec![], jobs: vec![] };
     let ran = Daemon::answering(Op::List, empty).run(&["list"]);
     assert_eq!(ran, Ran { code: Some(0), stdout: String::new(), stderr: "no sessions and no jobs\n".into() });
@@ -110,6 +115,7 @@ job           j-01
 label         two lines
 model         m
 session       s-1
+class         normal
 state         failed
 error         out of blocks
 submitted     1 min 5 s ago
@@ -157,7 +163,7 @@ JOB ";
 fn status_page() {
     let status = status();
     let page = "\
-zllmd      0.1.0, process 4711, up 1 h 1 min, stopping
+zllmd      0.1.0, process 4711, up 1 h 1 min, draining
 jobs       2 running, 1 of at most 64 queued
 ended      5 done, 6 failed, 7 cancelled, 8 refused
 tokens     9 computed from prompts, 10 found in cache, 11 generated
@@ -171,8 +177,8 @@ lost       1 block, evicted unsaved
 NAME  STATE   FAMILY      SIZE  CONTEXT  DEVICE
 m     loaded  llama   93.8 MiB     8192  cpu
 
-DEVICE     USED   MEMORY  WHAT
-cpu     300 MiB  8.0 GiB  AVX2
+DEVICE     USED   MEMORY  BUSY  WHAT
+cpu     300 MiB  8.0 GiB  50 %  AVX2
 
 KV BLOCKS OF  TIER      BLOCK  TOTAL  USED  CACHED
 m             device  1.0 MiB    100    10      20
@@ -195,18 +201,34 @@ m             device  1.0 MiB    100    10      20
         lost_unsaved_blocks: 0,
         ..status.kv.clone()
     };
-    let page = says(Op::Status, Answer::Status(Box::new(Status { kv: quiet, ..status })), &["status"]);
+    let busy = Status { kv: quiet, ..status };
+    let page = says(Op::Status, Answer::Status(Box::new(busy.clone())), &["status"]);
     assert!(page.contains("\nKV on SSD  down: no space left\n\nNAME"), "{page}");
+
+    let times = Percentiles { p50_ms: 12.34, p90_ms: 20.0, p99_ms: 24.96, count: 7 };
+    let speed = Speed {
+        prefill_tokens_per_s: 512.0,
+        decode_tokens_per_s: 64.25,
+        batch_rows: 3.5,
+        first_token: Percentiles::default(),
+        inter_token: times,
+    };
+    let fault = Some("jobs.redb is damaged".into());
+    let busy = Status { held_jobs: 1, parked_jobs: 2, jobs_durable: false, jobs_fault: fault, speed, ..busy };
+    let page = says(Op::Status, Answer::Status(Box::new(busy)), &["status"]);
+    for line in [
+        "jobs        2 running, 1 of at most 64 queued, 1 held, 2 parked",
+        "speed       64.2 tokens/s generated, 3.5 a step, 512 of prompts",
+        "next token  after 12.3 ms, p90 20.0 ms, p99 25.0 ms",
+        "lost jobs   a restart loses all jobs: jobs.redb is damaged",
+    ] {
+        assert!(page.contains(&format!("\n{line}\n")), "{line:?} is not in:\n{page}");
+    }
+    assert!(!page.contains("first token"), "{page}");
 }
 
 #[test]
 fn short_answers() {
-    let cancel = || Op::Cancel { target: CancelTarget::Job(job()) };
-    let cancelled = |jobs| Answer::Cancelled { jobs };
-    assert_eq!(says(cancel(), cancelled(1), &["cancel", "j-01"]), "j-01 cancelled\n");
-    assert_eq!(says(cancel(), cancelled(0), &["cancel", "j-01"]), "j-01 had ended\n");
-    let json = "{\"cancelled\":\"j-01\",\"jobs\":1}\n";
-    assert_eq!(says(cancel(), cancelled(1), &["cancel", "j-01", "--json"]), json);
     let evicted = || Answer::Evicted { sessions: 1, blocks: 2, bytes: 2 << 20 };
     let all = || Op::Evict { target: EvictTarget::All, tier: None };
     assert_eq!(says(all(), evicted(), &["evict", "--all"]), "1 session, 2 blocks, 2.0 MiB freed\n");

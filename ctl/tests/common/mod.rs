@@ -186,6 +186,17 @@ impl Ran {
     }
 }
 
+/// Reads from a child's output until it has said `wanted`.
+pub(crate) fn read_until(output: &mut impl Read, wanted: &str) {
+    let mut said = Vec::new();
+    let mut byte = [0];
+    while !said.ends_with(wanted.as_bytes()) {
+        let read = output.read(&mut byte).unwrap();
+        assert_eq!(read, 1, "it ended after {:?}", String::from_utf8_lossy(&said));
+        said.push(byte[0]);
+    }
+}
+
 pub(crate) fn job() -> JobId {
     JobId::new("j-01").unwrap()
 }
