@@ -7,12 +7,10 @@
 use super::feed::Snapshot;
 use super::keys::{Choices, Pane};
 use super::lists;
-use crate::units;
+use crate::{units, words};
 use ratatui::style::{Style, Stylize};
 use ratatui::text::{Line, Span};
-use zllm_wire::{
-    Class, ClassLoad, DeviceInfo, KvStatus, Percentiles, QueueReport, Speed, SsdState, Status, Tier,
-};
+use zllm_wire::{ClassLoad, DeviceInfo, KvStatus, Percentiles, QueueReport, Speed, SsdState, Status, Tier};
 
 /// Columns from which on the lists tell more.
 pub(super) const WIDE: usize = 110;
@@ -94,7 +92,7 @@ fn speed(speed: &Speed) -> [Line<'static>; 3] {
         let (p50, p90, p99) = (time(times.p50_ms), time(times.p90_ms), time(times.p99_ms));
         Line::from(format!(
             "{name:<NAME$}{rate:>9.1}{rows:>7}  {what:<12}{p50:>9}{p90:>9}{p99:>9}{:>8}",
-            lists::short(times.count)
+            units::short(times.count)
         ))
     };
     let head = format!(
@@ -165,9 +163,10 @@ fn classes(classes: &[ClassLoad]) -> Vec<Line<'static>> {
     lines.extend(classes.iter().map(|load| {
         let (queued, limit) = (load.queued, load.limit);
         let jobs = format!("{} of {}", queued.jobs, limit.jobs);
-        let tokens = format!("{} of {}", lists::short(queued.tokens), lists::short(limit.tokens));
+        let tokens = format!("{} of {}", units::short(queued.tokens), units::short(limit.tokens));
         let bytes = format!("{} of {}", units::bytes(queued.bytes), units::bytes(limit.bytes));
-        let line = Line::from(format!("{:<NAME$}{jobs:>18}{tokens:>20}{bytes:>24}", class(load.class)));
+        let line =
+            Line::from(format!("{:<NAME$}{jobs:>18}{tokens:>20}{bytes:>24}", words::class(load.class)));
         if queued.jobs > 0 { line } else { line.dim() }
     }));
     lines
@@ -194,15 +193,6 @@ fn both_lists(
     let waiting = rows - running;
     all.extend(queue.waiting.iter().skip(from).take(waiting).map(|job| lists::waiting_line(job, wide)));
     all
-}
-
-/// A class by its name on the command line.
-pub(super) fn class(class: Class) -> &'static str {
-    match class {
-        Class::Interactive => "interactive",
-        Class::Normal => "normal",
-        Class::Batch => "batch",
-    }
 }
 
 fn heading(text: String) -> Line<'static> {
