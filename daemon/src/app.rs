@@ -82,6 +82,7 @@ pub(crate) async fn run(
     devices: Vec<Box<dyn Device>>,
     clock: Clock,
 ) -> anyhow::Result<Ended> {
+    let names: Vec<String> = devices.iter().map(|device| device.describe().name).collect();
     let (pulses, mut deaths) = Pulses::new(devices.len() as u16);
     let (stop, mut stops) = StopListener::new().context("signals")?;
     let (life, seen_life) = watch::channel(Life::Serving);
@@ -99,14 +100,14 @@ pub(crate) async fn run(
             pulses.end_on_purpose();
             return Ok(Ended::Orderly);
         }
-        died = deaths.recv() => return Err(death(died)),
+        died = deaths.recv() => return Err(death(died, &names)),
     }
     let serving = server::serve(listener, bound.policy, config.connections, services.clone(), seen_life);
     let serving = actix::spawn(serving);
 
     let reason = tokio::select! {
         reason = stops.next() => reason,
-        died = deaths.recv() => return Err(death(died)),
+        died = deaths.recv() => return Err(death(died, &names)),
         failed = start_up(&config, &services, &ready) => return Err(failed),
     };
 
@@ -121,7 +122,7 @@ pub(crate) async fn run(
             tracing::error!("the jobs do not end or the KV store does not save; ending without them");
             Ended::AtOnce
         }
-        died = deaths.recv() => return Err(death(died)),
+        died = deaths.recv() => return Err(death(died, &names)),
     };
     // Whatever is dropped from here on is meant to be.
     pulses.end_on_purpose();
@@ -262,7 +263,12 @@ async fn close_connections(services: &Services) {
     }
 }
 
-fn death(organ: Option<Organ>) -> anyhow::Error {
-    let name = organ.map_or("an actor".to_owned(), |organ| format!("the {organ}"));
-    anyhow::anyhow!("{name} has died: {}", crate::panics::latest().unwrap_or_else(|| "without a word".into()))
+fn death(organ: Option<Organ>, devices: &[String]) -> anyhow::Error {
+    let who = match organ {
+        None => "an actor".to_owned(),
+        Some(Organ::Device(number)) => format!("the actor of device {}", devices[usize::from(number)]),
+        Some(Organ::DeviceThread(number)) => format!("the thread of device {}", devices[usize::from(number)]),
+        Some(organ) => format!("the {organ}"),
+    };
+    anyhow::anyhow!("{who} has died: {}", crate::panics::latest().unwrap_or_else(|| "without a word".into()))
 }

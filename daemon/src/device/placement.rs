@@ -247,8 +247,8 @@ impl Devices {
     /// A device's actor is gone; the process is about to end.
     pub(crate) async fn snapshots(&self) -> Result<Vec<DeviceSnapshot>, MailboxError> {
         let mut snapshots = Vec::with_capacity(self.devices.len());
-        for device in self.devices.iter() {
-            snapshots.push(device.address.send(Snapshot).await?);
+        for device in 0..self.devices.len() {
+            snapshots.push(self.send(device, Snapshot).await?);
         }
         Ok(snapshots)
     }

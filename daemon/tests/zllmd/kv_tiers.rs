@@ -10,23 +10,23 @@ use std::os::unix::fs::FileExt;
 use zllm_wire::{Answer, CacheOutcome, Op, Prompt, SsdState, Status, Submit, Tenant, Tier, TokenTiers};
 
 /// A prompt, how many tokens follow it, and the session that it is.
-struct Talk {
-    prompt: Vec<u32>,
-    generate: u32,
-    id: &'static str,
+pub(crate) struct Talk {
+    pub(crate) prompt: Vec<u32>,
+    pub(crate) generate: u32,
+    pub(crate) id: &'static str,
 }
 
 impl Talk {
-    fn new(id: &'static str, prompt_tokens: u64, generate: u32) -> Self {
+    pub(crate) fn new(id: &'static str, prompt_tokens: u64, generate: u32) -> Self {
         Self { prompt: Rng::new(prompt_tokens).tokens(prompt_tokens), generate, id }
     }
 
-    fn request(&self) -> Submit {
+    pub(crate) fn request(&self) -> Submit {
         request(ids(&self.prompt), self.generate, Some(self.id))
     }
 
     /// Asked again, all but its last token comes from one tier, and the answer is the same to the last bit.
-    fn comes_from(&self, tier: Tier, client: &mut Client, expected: &[Drawn]) {
+    pub(crate) fn comes_from(&self, tier: Tier, client: &mut Client, expected: &[Drawn]) {
         let turn = client.turn(self.request());
         let found = self.prompt.len() as u64 - 1;
         assert_eq!(turn.cached(), all_from(tier, found), "{}: {:?}", self.id, client.why(&turn.job));

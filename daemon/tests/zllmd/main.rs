@@ -1,6 +1,7 @@
 //! The real `zllmd` binary with a real small model, over its real sockets. One test binary, so that it links once.
 
 mod common;
+mod devices;
 mod generate;
 mod inspect;
 mod kv_crash;
