@@ -362,6 +362,21 @@ mod tests {
     }
 
     #[test]
+    fn threads_stay_on_the_devices_processors() {
+        let processors = || {
+            let set = nix::sched::sched_getaffinity(Pid::from_raw(0)).expect("the system tells");
+            (0..CpuSet::count()).filter(|&cpu| set.is_set(cpu).unwrap_or(false)).collect::<Vec<_>>()
+        };
+        let last = *processors().last().expect("this test runs on one");
+        let on_another_thread = std::thread::spawn(move || {
+            let settings = DeviceSettings { name: "cpu".into(), threads: 1, cores: vec![last] };
+            CpuDevice::new(settings, MemoryInUse::default()).pin_thread().expect("a processor of ours");
+            std::thread::spawn(processors).join().expect("a thread of a pool")
+        });
+        assert_eq!(on_another_thread.join().expect("the device's thread"), [last]);
+    }
+
+    #[test]
     fn a_stage_needs_its_share_and_all_devices_count_together() {
         let defaults = crate::config::ModelDefaults { kv_budget_bytes: 3000, ..defaults() };
         let settings = ModelSettings { path: "m".into(), load: LoadWhen::Demand, template: None, defaults };

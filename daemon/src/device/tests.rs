@@ -86,6 +86,34 @@ async fn blocks_are_copied_out_moved_and_brought_back_in_the_order_of_the_comman
     }
 }
 
+/// Each stage of the step takes its time, and meanwhile blocks of others are copied, put and fetched in all stages.
+#[actix::test]
+async fn what_comes_between_two_stages_of_a_step_is_harmless() {
+    let devices = devices(|| FakeDevice::slow(Duration::from_millis(30)));
+    let loaded = load(&devices, &["a", "b", "c"]).await;
+    let model = ModelName::from("m");
+    let text: String = ('a'..='z').cycle().take(70).collect();
+    let tokens: Vec<u32> = text.bytes().map(u32::from).collect();
+    step(&devices, &tokens[..69], 0, &[0, 1], None).await.expect("a step");
+    let kept = devices.fetch(&model, vec![0, 1]).await.expect("blocks that were written");
+
+    let running = step(&devices, &tokens[..64], 0, &[2], None);
+    let put = devices.put(&model, vec![(4, kept[0].clone())]);
+    let copied = devices.copy(&model, 1, 5);
+    let fetched = devices.fetch(&model, vec![4, 5]);
+    put.await.expect("whole blocks");
+    copied.await.expect("both blocks exist");
+    assert_eq!(fetched.await.expect("blocks that were written"), kept);
+    running.await.expect("a step");
+
+    let params = GenerationParams { max_tokens: Some(1), ..GenerationParams::default() };
+    let generation = loaded.text.generation(&tokens, &params, 0).expect("sound parameters");
+    let done = step(&devices, &tokens[69..], 69, &[4, 5], Some(generation)).await.expect("a step");
+    let accepted = done.outcome.rows[0].accepted.as_ref().expect("a sample").as_ref().expect("a token");
+    assert_eq!(accepted.text, expected_text(&text, 1));
+    assert!(done.took >= Duration::from_millis(90), "all stages count: {:?}", done.took);
+}
+
 #[actix::test]
 async fn a_model_that_is_gone_and_a_block_that_is_none_are_errors() {
     let devices = devices(|| FakeDevice::with_blocks(2, 0));
