@@ -71,7 +71,7 @@ fn page(status: &Status) -> String {
     ];
     rows.extend(speed_rows(&status.speed));
     rows.extend(
-        status.jobs_fault.as_ref().map(|why| ("lost jobs", format!("a restart loses all jobs: {why}"))),
+        status.jobs_fault.as_ref().map(|why| ("durable", format!("no, a restart loses all jobs: {why}"))),
     );
     rows.extend(kv_rows(&status.kv));
     let mut page = units::pairs(&rows);

@@ -220,7 +220,7 @@ m             device  1.0 MiB    100    10      20
         "jobs        2 running, 1 of at most 64 queued, 1 held, 2 parked",
         "speed       64.2 tokens/s generated, 3.5 a step, 512 of prompts",
         "next token  after 12.3 ms, p90 20.0 ms, p99 25.0 ms",
-        "lost jobs   a restart loses all jobs: jobs.redb is damaged",
+        "durable     no, a restart loses all jobs: jobs.redb is damaged",
     ] {
         assert!(page.contains(&format!("\n{line}\n")), "{line:?} is not in:\n{page}");
     }

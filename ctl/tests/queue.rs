@@ -203,8 +203,8 @@ fn what_is_cancelled() {
     assert_eq!(says(of_batch(tenant()), cancelled(50), &args), told);
 }
 
-#[test]
-fn the_life_of_a_job() {
+/// A job that went through everything.
+fn eventful() -> JobDetail {
     use MomentKind::*;
     let cached_by_tier = TokenTiers { device: 10, ram: 5, ssd: 1 };
     let moments = [
@@ -222,7 +222,7 @@ fn the_life_of_a_job() {
         (1000.0, Resumed),
         (61_234.56, Ended),
     ];
-    let detail = JobDetail {
+    JobDetail {
         info: JobInfo {
             id: job(),
             label: None,
@@ -254,7 +254,12 @@ fn the_life_of_a_job() {
         max_wait_ms: Some(29_001),
         key: Some(IdempotencyKey::new("my key").unwrap()),
         timeline: moments.map(|(at_ms, what)| Moment { at_ms, what }).to_vec(),
-    };
+    }
+}
+
+#[test]
+fn the_life_of_a_job() {
+    let detail = eventful();
     let wanted = "\
 job           j-01
 model         m

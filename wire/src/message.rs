@@ -425,7 +425,7 @@ pub enum ErrorCode {
     Invalid,
     /// The daemon tried and could not.
     Failed,
-    /// The daemon is about to stop and takes no new work.
+    /// The daemon takes no new work: it is about to stop, or a client drains it.
     Draining,
 }
 
