@@ -14,12 +14,12 @@ use crate::config::Config;
 use crate::device::port::Device;
 use crate::device::{DeviceActor, Devices};
 use crate::kv_store::{KvStoreActor, OpenDisk, SaveAll};
-use crate::limits::{FLUSH_TIMEOUT, OPEN_TIMEOUT, STUCK_AFTER};
+use crate::limits::{FLUSH_TIMEOUT, OPEN_TIMEOUT, STUCK_AFTER, WANTED_MODELS_INTERVAL};
 use crate::metrics::Metrics;
 use crate::metrics::http::{self, Pages};
 use crate::pulse::{Organ, Pulses};
 use crate::scheduler::models::LoadState;
-use crate::scheduler::{Drain, Fellows, SchedulerActor, WantModel};
+use crate::scheduler::{Drain, Durable, Fellows, Recover, SchedulerActor, WantModel, WantedModels};
 use crate::server::listen::{Listening, SocketGuard};
 use crate::server::{self, Life, Services};
 use crate::stop::{StopHandle, StopListener, StopReason};
@@ -93,9 +93,9 @@ pub(crate) async fn run(
     let listener = tokio::net::UnixListener::from_std(listener).context("the listening socket")?;
     let _metrics_guard = serve_pages(&services, &ready, bound.metrics_tcp, bound.metrics_unix)?;
     actix::spawn(notify::feed_watchdog(pulses.clone()));
-    // Clients that come before it wait: the first request finds what was kept, the first listing the sessions.
+    // Clients that come before it wait: the first request finds what was kept, the first listing sessions and jobs.
     tokio::select! {
-        () = open_kv(&services) => {}
+        () = open_disks(&services) => {}
         _ = stops.next() => {
             pulses.end_on_purpose();
             return Ok(Ended::Orderly);
@@ -149,7 +149,8 @@ fn start_actors(
         clock,
         pulses: pulses.clone(),
     };
-    let scheduler = SchedulerActor::spawn(config.core.clone(), fellows);
+    let durable = Durable::start(&config.jobs, clock, pulses).context("the job disk's thread")?;
+    let scheduler = SchedulerActor::spawn(config.core.clone(), durable, fellows);
     let (arriving, encoding) = Services::arrival_bounds();
     let (models, folder) = (config.models.clone(), config.models_dir.clone());
     Ok(Services {
@@ -161,7 +162,8 @@ fn start_actors(
         catalog: Catalog::new(models, folder, config.model_defaults.clone()),
         stop,
         default_max_tokens: config.default_max_tokens,
-        queue_capacity: config.core.queued_jobs,
+        queue_capacity: config.core.queue.jobs,
+        tenant_limit: config.core.tenant,
         arriving,
         encoding,
     })
@@ -179,11 +181,33 @@ fn start_devices(devices: Vec<Box<dyn Device>>, clock: Clock, pulses: &Pulses) -
     Ok(Devices::new(started))
 }
 
-/// Opens the KV database. A disk that does not answer must not keep the daemon from its work; it is taken in when it does.
-async fn open_kv(services: &Services) {
+/// Opens the KV database and the durable jobs. A disk that does not answer must not keep the daemon from its work; it is
+/// taken in when it does.
+async fn open_disks(services: &Services) {
     let opening = services.kv.send(OpenDisk);
     if tokio::time::timeout(OPEN_TIMEOUT, opening).await.is_err() {
         tracing::warn!("the KV database is still being opened; starting without it");
+    }
+    let recovering = services.scheduler.send(Recover);
+    if tokio::time::timeout(OPEN_TIMEOUT, recovering).await.is_err() {
+        tracing::warn!("the durable jobs are still being opened; starting without them");
+    }
+}
+
+/// Loads the models that durable jobs wait for, again and again: one that does not load now may do so later.
+async fn load_wanted(services: &Services) -> ! {
+    loop {
+        // An error means that the scheduler has died; the watcher ends the process then.
+        for model in services.scheduler.send(WantedModels).await.unwrap_or_default() {
+            let Some(settings) = services.catalog.find(&model) else {
+                tracing::warn!(%model, "durable jobs wait for a model that is not there");
+                continue;
+            };
+            if let Ok(Err(fault)) = services.scheduler.send(WantModel { model, settings }).await {
+                tracing::warn!(message = fault.message, "durable jobs wait for a model");
+            }
+        }
+        tokio::time::sleep(WANTED_MODELS_INTERVAL).await;
     }
 }
 
@@ -198,7 +222,7 @@ async fn start_up(config: &Config, services: &Services, ready: &AtomicBool) -> a
     tracing::info!(socket = %config.socket.display(), "ready");
     ready.store(true, Ordering::Relaxed);
     notify::ready("serving");
-    std::future::pending().await
+    load_wanted(services).await
 }
 
 async fn load(name: &str, services: &Services) -> anyhow::Result<()> {
@@ -238,7 +262,7 @@ fn serve_pages(
 
 /// Lets the jobs end, then has the KV saved.
 async fn wind_up(services: &Services, drain: Duration, save: Duration) {
-    let deadline = services.clock.now() + drain;
+    let deadline = services.clock.time() + drain;
     // An error means that an actor has died; the watcher ends the process then.
     let drained = match services.scheduler.send(Drain { deadline }).await {
         Ok(drained) => drained.await.is_ok(),

@@ -1,7 +1,13 @@
 //! The daemon's only clock. Everything else is handed the time, so that it can be replayed.
 
-use crate::scheduler::core::Uptime;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Time since the daemon's start.
+pub(crate) type Uptime = Duration;
+
+/// Time since the Unix epoch. It goes on steadily from the start, whatever is done to the wall clock meanwhile; what an
+/// earlier run of the daemon wrote down may lie in its future.
+pub(crate) type Time = Duration;
 
 /// Time since the daemon's start, and the wall clock that goes with it.
 #[derive(Debug, Clone, Copy)]
@@ -26,9 +32,14 @@ impl Clock {
         self.started.elapsed()
     }
 
-    /// Milliseconds since the Unix epoch; counts on from the start, whatever is done to the wall clock meanwhile.
+    /// Time since the Unix epoch.
+    pub(crate) fn time(&self) -> Time {
+        self.started_unix + self.now()
+    }
+
+    /// The same in milliseconds.
     pub(crate) fn unix_ms(&self) -> u64 {
-        (self.started_unix + self.now()).as_millis() as u64
+        self.time().as_millis() as u64
     }
 
     /// Seconds since the Unix epoch at the start.

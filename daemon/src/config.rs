@@ -9,17 +9,19 @@ mod cores;
 mod devices;
 mod file;
 mod kv;
+mod queue;
 mod times;
 
 pub(crate) use cli::Cli;
 pub(crate) use devices::{DeviceSettings, PlaceSettings};
 pub(crate) use file::LoadWhen;
 pub(crate) use kv::{KvSettings, SavePolicy, SsdSettings};
+pub(crate) use queue::JobSettings;
 
 use crate::limits;
 use crate::scheduler::core::CoreLimits;
 use anyhow::Context;
-use file::{ConfigFile, LimitsTable, ModelEntry};
+use file::{ConfigFile, ModelEntry};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -46,6 +48,7 @@ pub(crate) struct Config {
     pub(crate) kv: KvSettings,
     /// What computes; at least one.
     pub(crate) devices: Vec<DeviceSettings>,
+    pub(crate) jobs: JobSettings,
     /// Configured models by name.
     pub(crate) models: BTreeMap<String, ModelSettings>,
     /// What a model gets that says nothing else, and each model of the models folder.
@@ -121,7 +124,7 @@ impl Config {
         base: Option<&Path>,
     ) -> anyhow::Result<Self> {
         let file_limits = file.limits;
-        let core = core_limits(&file_limits, cli)?;
+        let core = queue::core_limits(&file_limits, &file.scheduler, cli)?;
         let threads = count("threads", cli.threads.or(file.threads), cores::physical_cores())?;
         let devices = DeviceSettings::all(file.devices, threads)?;
         let kv_budget = cli.kv_budget.or(file.defaults.kv_budget);
@@ -148,6 +151,9 @@ impl Config {
             let settings = model(&name, entry, &model_defaults, &devices, base)?;
             models.insert(name, settings);
         }
+        let beside = |path: PathBuf| base.map_or_else(|| path.clone(), |base| base.join(&path));
+        let state = kv::state_folder(&file.kv, cli, base, variable);
+        let kv = KvSettings::merge(file.kv, cli, base, variable)?;
         Ok(Self {
             file: path,
             socket: cli.socket.clone().or(file.socket).unwrap_or_else(zllm_wire::default_socket_path),
@@ -163,7 +169,8 @@ impl Config {
             )?,
             connections: count("limits.connections", file_limits.connections, limits::DEFAULT_CONNECTIONS)?,
             drain: drain(cli.drain_seconds.or(file_limits.drain_seconds))?,
-            kv: KvSettings::merge(file.kv, cli, base, variable)?,
+            jobs: JobSettings::merge(file.jobs, state, beside),
+            kv,
             core,
             devices,
             models,
@@ -191,6 +198,7 @@ impl Config {
         ];
         lines.extend(self.devices.iter().map(DeviceSettings::summary));
         lines.push(self.kv.summary());
+        lines.push(self.jobs.summary());
         lines.extend(self.models.iter().map(|(name, model)| {
             let when = if model.load == LoadWhen::Start { "at start" } else { "on demand" };
             let devices = &model.defaults.place.devices;
@@ -216,30 +224,6 @@ fn drain(given: Option<u64>) -> anyhow::Result<Duration> {
     let (seconds, most) = (given.unwrap_or(limits::DEFAULT_DRAIN_SECONDS), limits::MAX_DRAIN_SECONDS);
     anyhow::ensure!(seconds <= most, "limits.drain_seconds is {seconds}; at most {most} works");
     Ok(Duration::from_secs(seconds))
-}
-
-fn core_limits(file: &LimitsTable, cli: &Cli) -> anyhow::Result<CoreLimits> {
-    let running_jobs = cli.running_jobs.or(file.running_jobs);
-    let chunk = cli.prefill_chunk_tokens.or(file.prefill_chunk_tokens);
-    let most = limits::MAX_RUNNING_JOBS;
-    let given = running_jobs.unwrap_or(0);
-    anyhow::ensure!(given <= most, "limits.running_jobs is {given}; at most {most} works");
-    let (tokens, bytes) = (file.queued_prompt_tokens, file.queued_bytes);
-    Ok(CoreLimits {
-        queued_jobs: count("limits.queued_jobs", file.queued_jobs, limits::DEFAULT_QUEUED_JOBS)?,
-        queued_prompt_tokens: count(
-            "limits.queued_prompt_tokens",
-            tokens,
-            limits::DEFAULT_QUEUED_PROMPT_TOKENS,
-        )?,
-        queued_bytes: count("limits.queued_bytes", bytes, limits::DEFAULT_QUEUED_BYTES)?,
-        running_jobs: count("limits.running_jobs", running_jobs, limits::DEFAULT_RUNNING_JOBS)?,
-        prefill_chunk_tokens: count(
-            "limits.prefill_chunk_tokens",
-            chunk,
-            limits::DEFAULT_PREFILL_CHUNK_TOKENS,
-        )?,
-    })
 }
 
 fn model(

@@ -18,7 +18,7 @@ mod record;
 mod tests;
 mod thread;
 
-pub(crate) use record::TokenEntry;
+pub(crate) use record::{Ending, Summary, TokenEntry, decode_request, encode_request};
 
 use crate::clock::Clock;
 use crate::limits::{JOB_DISK_COMMANDS, LOG_READ_PAUSE, LOG_READ_TRIES};
@@ -61,15 +61,6 @@ pub(crate) struct StoredJob {
     pub(crate) events: u64,
 }
 
-/// How an ended job's log ends.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Ending {
-    /// How many events it has.
-    pub(crate) events: u64,
-    /// The last of them.
-    pub(crate) last: Event,
-}
-
 /// What the disk has done since it was opened, and what it takes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct DiskFigures {
@@ -99,9 +90,10 @@ impl JobDisk {
         let (opened, answer) = oneshot::channel();
         let alive = pulses.guard(Organ::JobDiskThread);
         std::thread::Builder::new().name("job-disk".into()).spawn(move || {
-            // Outlives the queue: whoever asks after the death was reported is refused.
-            let _alive = alive;
+            // Outlives the queue: whoever asks after the death was reported is refused. A panic is a death; the end of a
+            // thread that nobody asks any more is none.
             thread::run(&dir, retention, clock, queue, opened);
+            alive.done();
         })?;
         Ok((Self { commands }, answer))
     }
@@ -141,13 +133,9 @@ impl JobDisk {
     }
 
     /// At most `max` events of a job, ended or not, from number `from` on; none behind its last.
+    #[cfg(test)]
     pub(crate) fn events(&self, job: u64, from: u64, max: usize) -> Receiver<Result<Vec<Event>, String>> {
         self.read(move |worker| worker.events(job, from, max))
-    }
-
-    /// How an ended job's log ends; `None` for a job that is not kept, or has not ended.
-    pub(crate) fn ending(&self, job: u64) -> Receiver<Result<Option<Ending>, String>> {
-        self.read(move |worker| worker.ending(job))
     }
 
     /// All that is kept of a job but its result.
@@ -169,12 +157,8 @@ impl JobDisk {
         self.read(move |worker| worker.latest(before, limit))
     }
 
-    /// The jobs of a tenant's batch, the oldest first, without prompts and requests.
-    pub(crate) fn of_batch(&self, tenant: String, batch: String) -> Receiver<Result<Vec<JobRecord>, String>> {
-        self.read(move |worker| worker.of_batch(&tenant, &batch))
-    }
-
     /// What the disk has done.
+    #[cfg(test)]
     pub(crate) fn figures(&self) -> Receiver<Result<DiskFigures, String>> {
         self.read(|worker| Ok(worker.figures()))
     }

@@ -12,6 +12,20 @@ pub(crate) const DEFAULT_QUEUED_BYTES: usize = 64 << 20;
 pub(crate) const DEFAULT_RUNNING_JOBS: usize = 8;
 /// Prompt tokens computed between two decode steps: bounds what one prompt adds to the others' token intervals.
 pub(crate) const DEFAULT_PREFILL_CHUNK_TOKENS: usize = 256;
+/// How much longer a step may take for the prompt tokens in it, while other sequences decode.
+pub(crate) const DEFAULT_PACE: f64 = 2.0;
+/// Loosest bound of that kind; 0 is none.
+pub(crate) const MAX_PACE: f64 = 1000.0;
+/// How long a class may wait without a start before it goes before the class above it.
+pub(crate) const DEFAULT_AGING_SECONDS: u64 = 60;
+/// Longest such time: a day.
+pub(crate) const MAX_AGING_SECONDS: u64 = 24 * 60 * 60;
+/// How long an ended durable job is kept.
+pub(crate) const DEFAULT_JOB_AGE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+/// Ended durable jobs that are kept; the oldest go first.
+pub(crate) const DEFAULT_ENDED_JOBS: u64 = 10_000;
+/// Bytes of requests and results that they may have together.
+pub(crate) const DEFAULT_ENDED_JOB_BYTES: u64 = 1 << 30;
 /// Tokens generated for a request that names no limit. They are reserved at admission, so "as many as fit" would
 /// let one request keep all others out.
 pub(crate) const DEFAULT_MAX_TOKENS: usize = 1024;
@@ -64,6 +78,8 @@ pub(crate) const READ_BATCH_BYTES: usize = 8 << 20;
 pub(crate) const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the daemon's start waits for the KV database.
 pub(crate) const OPEN_TIMEOUT: Duration = Duration::from_secs(20);
+/// How often models are tried again that durable jobs wait for.
+pub(crate) const WANTED_MODELS_INTERVAL: Duration = Duration::from_secs(30);
 /// How long one transaction of it may take.
 pub(crate) const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a model that is unloaded waits for what is worth keeping to be written.
@@ -96,6 +112,12 @@ pub(crate) const LOG_WINDOW_BYTES: usize = 256 << 10;
 pub(crate) const LOG_READ_PAUSE: Duration = Duration::from_millis(100);
 /// How often a reader asks before it gives up.
 pub(crate) const LOG_READ_TRIES: usize = 50;
+/// What is remembered of a job's way, at most.
+pub(crate) const MAX_MOMENTS: usize = 64;
+/// How long a job's journal waits after a write that failed.
+pub(crate) const JOURNAL_RETRY: Duration = Duration::from_secs(1);
+/// A job during which the daemon ended so often, without being told to, fails.
+pub(crate) const MAX_ATTEMPTS: u32 = 5;
 /// Events a reader takes from a log at once.
 pub(crate) const READ_BATCH_EVENTS: usize = 64;
 /// Log probabilities that one job may report, alternatives included: about 32 MiB of its log.

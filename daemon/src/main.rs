@@ -10,7 +10,6 @@ mod clock;
 mod config;
 mod device;
 mod inspect;
-#[cfg_attr(not(test), expect(dead_code, reason = "the scheduler keeps no durable jobs yet"))]
 mod job_disk;
 mod kv_store;
 mod limits;

@@ -6,6 +6,7 @@
 
 pub(crate) mod http;
 mod kv;
+mod recent;
 
 use crate::device::DeviceSnapshot;
 use crate::kv_store::KvSnapshot;
@@ -16,6 +17,7 @@ use prometheus::{
     Encoder, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
     Opts, Registry, TextEncoder, exponential_buckets,
 };
+use recent::{Latency, Recent};
 use std::collections::BTreeSet;
 use std::time::Duration;
 use zllm_wire::FinishReason;
@@ -70,6 +72,8 @@ pub(crate) struct Metrics {
     models_loaded: IntGauge,
     sessions: IntGauge,
     connections: IntGauge,
+    parked: IntCounter,
+    recent: Recent,
 }
 
 /// Totals since the start, for `status`.
@@ -105,7 +109,7 @@ impl Metrics {
             jobs: gauges(
                 &registry,
                 "zllm_jobs",
-                "Jobs that wait (queued) or are computed (running).",
+                "Jobs that wait (queued), are computed (running), gave way (parked) or are held (held).",
                 &["state"],
             ),
             queue_wait: histogram(
@@ -137,6 +141,12 @@ impl Metrics {
             models_loaded: gauge(&registry, "zllm_models_loaded", "Models that can answer now."),
             sessions: gauge(&registry, "zllm_sessions", "Sessions that are remembered."),
             connections: gauge(&registry, "zllm_connections", "Open connections of the socket protocol."),
+            parked: counter(
+                &registry,
+                "zllm_parked_total",
+                "Running sequences that gave way to more urgent ones.",
+            ),
+            recent: Recent::new(),
             registry,
         };
         for outcome in Outcome::ALL {
@@ -169,26 +179,46 @@ impl Metrics {
         self.requests.with_label_values(&[outcome.label()]).inc();
     }
 
-    pub(crate) fn measure(&self, measure: Measure) {
+    /// Notes a measurement; `now` is the time since the start.
+    pub(crate) fn measure(&self, measure: Measure, now: Duration) {
         let tokens = |source, count: usize| self.tokens.with_label_values(&[source]).inc_by(count as u64);
         match measure {
             Measure::QueueWait(time) => self.queue_wait.observe(time.as_secs_f64()),
-            Measure::FirstToken(time) => self.first_token.observe(time.as_secs_f64()),
-            Measure::InterToken(time) => self.inter_token.observe(time.as_secs_f64()),
-            Measure::Prefilled(count) => tokens("computed", count),
+            Measure::FirstToken(time) => {
+                self.first_token.observe(time.as_secs_f64());
+                self.recent.latency(Latency::FirstToken, time, now);
+            }
+            Measure::InterToken(time) => {
+                self.inter_token.observe(time.as_secs_f64());
+                self.recent.latency(Latency::InterToken, time, now);
+            }
+            Measure::Prefilled(count) => {
+                tokens("computed", count);
+                self.recent.tokens(count, 0, now);
+            }
             Measure::FromCache(cached) => {
                 tokens("cached", cached.total() as usize);
                 for (tier, count) in labelled(cached) {
                     self.cached_tokens.with_label_values(&[tier]).inc_by(count);
                 }
             }
-            Measure::Generated => tokens("generated", 1),
+            Measure::Generated => {
+                tokens("generated", 1);
+                self.recent.tokens(0, 1, now);
+            }
+            Measure::Parked => self.parked.inc(),
         }
     }
 
-    pub(crate) fn step(&self, plan: &StepPlan, took: Duration) {
+    pub(crate) fn step(&self, plan: &StepPlan, took: Duration, now: Duration) {
         let kind = if plan.prefill_tokens() > 0 { "prefill" } else { "decode" };
         self.step.with_label_values(&[kind]).observe(took.as_secs_f64());
+        self.recent.step(plan.rows.len(), now);
+    }
+
+    /// How fast it was lately; `now` is the time since the start.
+    pub(crate) fn speed(&self, now: Duration) -> zllm_wire::Speed {
+        self.recent.speed(now)
     }
 
     pub(crate) fn connections(&self) -> &IntGauge {
@@ -213,6 +243,8 @@ impl Metrics {
     pub(crate) fn page(&self, load: Load, kv: &KvSnapshot, devices: &[DeviceSnapshot]) -> String {
         self.jobs.with_label_values(&["queued"]).set(load.queued_jobs as i64);
         self.jobs.with_label_values(&["running"]).set(load.running_jobs as i64);
+        self.jobs.with_label_values(&["parked"]).set(load.parked_jobs as i64);
+        self.jobs.with_label_values(&["held"]).set(load.held_jobs as i64);
         self.kv.set(kv);
         for DeviceSnapshot { description, loaded, .. } in devices {
             let set = |of, bytes: u64| {

@@ -1,26 +1,30 @@
 //! The scheduler actor: carries messages to the pure core and carries the core's actions out. It is the only writer of
-//! jobs and their logs.
+//! jobs and their logs, in memory and on disk.
 //!
 //! Invariant: operations reach the KV store in the order the core gave them, one batch at a time. A lease may be answered
-//! after its batch, and nobody waits for it but its job and those behind. One step is on the device at a time. A fault of
-//! the device, or of a fellow actor, ends the process.
+//! after its batch, and nobody waits for it but its job and those behind. A device has one step at a time. A fault of
+//! a device, or of a fellow actor, ends the process; a disk that fails does not.
 
 pub(crate) mod core;
+mod durable;
 pub(crate) mod jobs;
+mod journal;
 pub(crate) mod log;
 mod messages;
 pub(crate) mod models;
 pub(crate) mod plan;
 
+pub(crate) use durable::{Durable, Recover};
 pub(crate) use messages::{
-    CancelJob, ConnectionGone, DetailOf, Drain, JobsOf, ModelStates, ReadLog, SchedulerSnapshot, Snapshot,
-    StoryOf, SubmitJob, Unload, WantModel,
+    BatchJobsOf, CancelJobs, ConnectionGone, DetailOf, Drain, HoldJob, JobsOf, ModelStates, Pause,
+    QueueAnswer, QueueOf, ReadLog, SchedulerSnapshot, SetClass, Snapshot, StoryOf, SubmitJob, Submitted,
+    Unload, WantModel, WantedModels,
 };
 
 use crate::clock::Clock;
 use crate::config::ModelSettings;
 use crate::device::Devices;
-use crate::device::port::{Generate, Loaded};
+use crate::device::port::{Generate, Loaded, Resumed};
 use crate::kv_store::{AddModel, Apply, CloseModel, KvOp, KvStoreActor, RemoveModel};
 use crate::limits::{MAILBOX_MESSAGES, MEASURED_TOKENS, TICK};
 use crate::metrics::{Metrics, Outcome};
@@ -28,6 +32,7 @@ use crate::pulse::{AliveGuard, Organ, Pulses};
 use actix::prelude::*;
 use core::{Action, Core, CoreLimits, Input, Refusal};
 use jobs::JobTable;
+use journal::Journal;
 use models::{LoadState, ModelTable};
 use plan::{JobNumber, ModelName, SequenceId, StepPlan};
 use std::collections::HashMap;
@@ -47,7 +52,12 @@ pub(crate) struct SchedulerActor {
     forgets: HashMap<ModelName, Vec<SequenceId>>,
     kv_ops: Vec<KvOp>,
     kv_busy: bool,
-    next_job: u64,
+    /// The number of the latest job.
+    last_job: u64,
+    durable: Durable,
+    journal: Journal,
+    /// Jobs that cannot go on, with the reason; the core is told when it has said all.
+    failures: Vec<(JobNumber, String)>,
     /// Whoever waits for the last job's end.
     drained: Vec<oneshot::Sender<()>>,
     refusal: Option<Refusal>,
@@ -66,7 +76,7 @@ pub(crate) struct Fellows {
 }
 
 impl SchedulerActor {
-    pub(crate) fn spawn(limits: CoreLimits, fellows: Fellows) -> Addr<Self> {
+    pub(crate) fn spawn(limits: CoreLimits, durable: Durable, fellows: Fellows) -> Addr<Self> {
         Self::create(|ctx| {
             ctx.set_mailbox_capacity(MAILBOX_MESSAGES);
             Self {
@@ -77,7 +87,10 @@ impl SchedulerActor {
                 forgets: HashMap::new(),
                 kv_ops: Vec::new(),
                 kv_busy: false,
-                next_job: 0,
+                last_job: 0,
+                durable,
+                journal: Journal::default(),
+                failures: Vec::new(),
                 drained: Vec::new(),
                 refusal: None,
                 _alive: fellows.pulses.guard(Organ::Scheduler),
@@ -88,9 +101,13 @@ impl SchedulerActor {
 
     /// Takes one input in and carries out what follows from it.
     fn input(&mut self, input: Input, ctx: &mut Context<Self>) {
-        let now = self.fellows.clock.now();
-        for action in self.core.step(input, now) {
-            self.carry_out(action, ctx);
+        let mut inputs = vec![input];
+        while let Some(input) = inputs.pop() {
+            let now = self.fellows.clock.time();
+            for action in self.core.step(input, now) {
+                self.carry_out(action, ctx);
+            }
+            inputs.extend(self.failures.drain(..).map(|(job, message)| Input::Fail { job, message }));
         }
         self.settle(ctx);
     }
@@ -98,11 +115,12 @@ impl SchedulerActor {
     /// Sends what the KV store is to do; once it has all of that, closed models may go and a drain may end.
     fn settle(&mut self, ctx: &mut Context<Self>) {
         self.flush_kv(ctx);
+        self.flush_journal(ctx);
         if self.kv_busy {
             return;
         }
         self.unload_closed(ctx);
-        if self.core.is_draining() && self.core.is_idle() {
+        if self.core.is_draining() && self.core.is_idle() && self.journal.is_quiet() {
             for heard in self.drained.drain(..) {
                 let _ = heard.send(());
             }
@@ -113,32 +131,46 @@ impl SchedulerActor {
         match action {
             Action::Refused { job, refusal } => {
                 self.jobs.remove(job);
+                self.journal.forget(job);
                 self.samplers.retain(|sequence, _| sequence.job != job);
                 self.fellows.metrics.request(Outcome::Refused);
                 self.refusal = Some(refusal);
             }
-            Action::Lease { sequence, model, tenant, prompt, capacity_tokens } => {
-                let has_session = self.session_of(sequence).is_some();
-                let lease = KvOp::Lease { sequence, model, tenant, prompt, capacity_tokens, has_session };
+            Action::Lease { sequence, model, tenant, tokens, capacity_tokens } => {
+                // What a durable job computes is wanted again after a crash, as a session's is.
+                let has_session = self.session_of(sequence).is_some() || self.journal.contains(sequence.job);
+                let lease =
+                    KvOp::Lease { sequence, model, tenant, prompt: tokens, capacity_tokens, has_session };
                 self.kv_ops.push(lease);
             }
             Action::Prefetch { model, tenant, prompt } => {
                 self.kv_ops.push(KvOp::Prefetch { model, tenant, prompt });
             }
             Action::Cached { job, report } => self.jobs.cached(job, report),
+            Action::Resume { sequence, model, prompt, generated, state } => {
+                self.resume(sequence, &model, &prompt, &generated, state);
+            }
+            Action::Began { job } => self.runs(job, true),
+            Action::Parked { job } => self.runs(job, false),
             Action::Commit { lease, tokens } => self.kv_ops.push(KvOp::Commit { lease, tokens }),
-            Action::Release { sequence, lease, tokens, cached_tokens, sampled } => {
+            Action::Release { sequence, lease, tokens, cached_tokens, sampled, parked } => {
                 let tail = tokens[tokens.len() / BLOCK_TOKENS * BLOCK_TOKENS..].to_vec();
                 let (hit_tokens, sampled) = (cached_tokens as u64, sampled as u64);
-                let session =
-                    self.session_of(sequence).map(|name| SessionUse { name, tokens, hit_tokens, sampled });
-                self.kv_ops.push(KvOp::Release { lease, tail, session });
+                let session = self.session_of(sequence).filter(|_| !parked);
+                let session = session.map(|name| SessionUse { name, tokens, hit_tokens, sampled });
+                self.kv_ops.push(KvOp::Release { lease, tail, session, keep: parked });
             }
             Action::Step(plan) => self.run_step(plan, ctx),
             Action::Forget { sequence, model } => self.forgets.entry(model).or_default().push(sequence),
             Action::Event { job, event } => self.event(job, event),
-            Action::Measure(measure) => self.fellows.metrics.measure(measure),
-            Action::Token { job } => self.jobs.token(job, self.fellows.clock.now()),
+            Action::Measure(measure) => self.fellows.metrics.measure(measure, self.fellows.clock.now()),
+            Action::Moment { job, what } => self.jobs.moment(job, what, self.fellows.clock.time()),
+            Action::Token { job, token } => {
+                self.jobs.token(job, self.fellows.clock.time());
+                if self.journal.contains(job) {
+                    self.journal.token(job, token);
+                }
+            }
         }
     }
 
@@ -146,8 +178,8 @@ impl SchedulerActor {
     /// the first.
     fn session_of(&self, sequence: SequenceId) -> Option<SessionName> {
         let record = self.jobs.get(sequence.job).filter(|_| sequence.choice == 0)?;
-        let id = record.session.as_ref()?.to_string();
-        Some(SessionName { tenant: record.tenant.clone(), id })
+        let id = record.facts.session.as_ref()?.to_string();
+        Some(SessionName { tenant: record.facts.tenant.clone(), id })
     }
 
     fn event(&mut self, job: JobNumber, event: Event) {
@@ -159,7 +191,46 @@ impl SchedulerActor {
         if log::is_terminal(&event) {
             self.samplers.retain(|sequence, _| sequence.job != job);
         }
-        self.jobs.event(job, event, self.fellows.clock.now());
+        if self.journal.contains(job) {
+            self.journal_event(job, event);
+        } else {
+            self.jobs.event(job, event, self.fellows.clock.time());
+        }
+    }
+
+    fn runs(&mut self, job: JobNumber, runs: bool) {
+        if self.journal.contains(job) {
+            if runs { self.journal.began(job) } else { self.journal.parked(job) }
+        }
+        let attempts = self.journal.attempts(job).max(1);
+        self.jobs.runs(job, runs, attempts, self.fellows.clock.time());
+    }
+
+    /// Makes the sampler of a sequence that goes on after it gave way or after a restart.
+    fn resume(
+        &mut self,
+        sequence: SequenceId,
+        model: &ModelName,
+        prompt: &[u32],
+        generated: &[u32],
+        state: f32,
+    ) {
+        let record = self.jobs.get(sequence.job).expect("what runs is known");
+        let text = self.models.text(model).expect("what runs has its model");
+        match text.resume(prompt, &record.facts.params, sequence.choice, generated, state) {
+            Ok(Resumed::Going(sampler)) => {
+                self.samplers.insert(sequence, sampler);
+            }
+            // What ends with its last token is not taken up, unless the model has other end tokens now.
+            Ok(Resumed::Ended(end)) => {
+                let message = format!("its {} tokens end its answer now: {:?}", generated.len(), end.reason);
+                self.failures.push((sequence.job, message));
+            }
+            Err(message) => {
+                let message = format!("it cannot go on after {} tokens: {message}", generated.len());
+                self.failures.push((sequence.job, message));
+            }
+        }
     }
 
     fn run_step(&mut self, plan: StepPlan, ctx: &mut Context<Self>) {
@@ -172,12 +243,12 @@ impl SchedulerActor {
         let answer = self.fellows.devices.run_step(plan.clone(), begins, forgets);
         ctx.spawn(answer.into_actor(self).map(move |answer, actor, ctx| match answer {
             Ok(done) => {
-                actor.fellows.metrics.step(&plan, done.took);
+                actor.fellows.metrics.step(&plan, done.took, actor.fellows.clock.now());
                 let (tokens, took) = (plan.prefill_tokens(), done.took);
                 if tokens >= MEASURED_TOKENS {
-                    actor.kv_ops.push(KvOp::Measured { model: plan.model, tokens, took });
+                    actor.kv_ops.push(KvOp::Measured { model: plan.model.clone(), tokens, took });
                 }
-                actor.input(Input::StepDone(done.outcome), ctx);
+                actor.input(Input::StepDone { model: plan.model, outcome: done.outcome, took }, ctx);
             }
             Err(message) => panic!("the device failed: {message}"),
         }));
@@ -230,8 +301,11 @@ impl SchedulerActor {
             match &result {
                 Ok(loaded) => {
                     tracing::info!(model = %model, devices = ?loaded.devices, weight_bytes = loaded.weight_bytes, "loaded");
-                    let total_blocks = loaded.device_blocks;
-                    actor.input(Input::ModelUp { model: model.clone(), total_blocks }, ctx);
+                    actor.refuse_changed(&model, &loaded.text.facts().fingerprint);
+                    let (total_blocks, devices) = (loaded.device_blocks, loaded.devices.clone());
+                    actor.models.loaded(&model, result);
+                    actor.input(Input::ModelUp { model, total_blocks, devices }, ctx);
+                    return;
                 }
                 Err(message) => tracing::warn!(model = %model, message, "does not load"),
             }
@@ -245,7 +319,7 @@ impl SchedulerActor {
         let core = &self.core;
         for model in self.models.take_unloadable(|model| core.has_jobs(model)) {
             self.forgets.remove(&model);
-            self.core.step(Input::ModelDown { model: model.clone() }, self.fellows.clock.now());
+            self.core.step(Input::ModelDown { model: model.clone() }, self.fellows.clock.time());
             let (devices, kv, name) = (self.fellows.devices.clone(), self.fellows.kv.clone(), model.clone());
             let unloading = async move {
                 kv.send(CloseModel)

@@ -5,12 +5,14 @@ mod kv;
 pub(crate) mod listen;
 mod ops;
 mod peer;
+mod queue;
 mod submit;
 
 pub(crate) use ops::Services;
 
+use crate::clock::Uptime;
 use crate::limits::REFUSAL_LOG_INTERVAL;
-use crate::scheduler::core::{ConnectionId, Uptime};
+use crate::scheduler::core::ConnectionId;
 use connection::Presence;
 pub(crate) use peer::PeerPolicy;
 use std::rc::Rc;

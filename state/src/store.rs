@@ -247,12 +247,14 @@ impl KvStore {
         held.keys.push(parent.child(tokens));
     }
 
-    /// Ends a lease; `tail` are its computed tokens after the last full block. What it computed stays until it is evicted.
+    /// Ends a lease; `tail` are its computed tokens after the last full block. What it computed stays until it is evicted;
+    /// `keep`: it will be wanted again, so it is saved as a session's would be.
     pub fn release(
         &mut self,
         lease: LeaseId,
         tail: &[u32],
         session: Option<SessionUse>,
+        keep: bool,
         now_ms: u64,
     ) -> Vec<Action> {
         let mut held = self.leases.remove(&lease).expect("release names a live lease");
@@ -269,7 +271,7 @@ impl KvStore {
                 if !tail.is_empty() {
                     held.keys.push(held.keys.last().unwrap_or(&held.root).child(tail));
                 }
-                self.keep_unnamed(&held.keys);
+                self.keep_unnamed(&held.keys, keep);
             }
         }
         self.done()

@@ -73,7 +73,7 @@ fn ended_session(write_batch_bytes: u64) -> (KvStore, Vec<Action>) {
     store.commit(lease, &tokens[..64]);
     let tail = tokens[64..].to_vec();
     let session = SessionUse { name: name(), tokens, hit_tokens: 0, sampled: 1 };
-    let actions = store.release(lease, &tail, Some(session), NOW_MS);
+    let actions = store.release(lease, &tail, Some(session), false, NOW_MS);
     (store, actions)
 }
 

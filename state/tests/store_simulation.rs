@@ -480,7 +480,8 @@ impl World {
             hit_tokens: running.cached,
             sampled: 1,
         });
-        let actions = self.store.release(running.lease, &tail, session, self.now_ms);
+        let keep = tokens.len() % 4 == 0;
+        let actions = self.store.release(running.lease, &tail, session, keep, self.now_ms);
         self.take(actions);
     }
 

@@ -303,7 +303,7 @@ fn a_full_queue_refuses_at_once_and_a_vanished_client_makes_room() {
     let folder = tempfile::tempdir().expect("scratch folder");
     let mut config = config(folder.path(), "64");
     config.core.running_jobs = 1;
-    config.core.queued_jobs = 1;
+    config.core.queue.jobs = 1;
     let ended = run_beside(config, FakeDevice::slow(Duration::from_millis(20)), |socket| async move {
         let mut running = Client::connect(&socket).await;
         running.write(&ClientFrame::Request(Request { id: 1, body: submit("m", "first", 900) })).await;

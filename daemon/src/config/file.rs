@@ -3,6 +3,7 @@
 use super::bytes::ByteSize;
 use super::devices::DeviceEntry;
 use super::kv::KvTable;
+use super::queue::{AmountTable, JobsTable, SchedulerTable};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,6 +22,10 @@ pub(super) struct ConfigFile {
     pub(super) log: Option<String>,
     #[serde(default)]
     pub(super) limits: LimitsTable,
+    #[serde(default)]
+    pub(super) scheduler: SchedulerTable,
+    #[serde(default)]
+    pub(super) jobs: JobsTable,
     #[serde(default)]
     pub(super) defaults: DefaultsTable,
     #[serde(default)]
@@ -43,6 +48,14 @@ pub(super) struct LimitsTable {
     pub(super) default_max_tokens: Option<usize>,
     pub(super) connections: Option<usize>,
     pub(super) drain_seconds: Option<u64>,
+    #[serde(default)]
+    pub(super) interactive: AmountTable,
+    #[serde(default)]
+    pub(super) normal: AmountTable,
+    #[serde(default)]
+    pub(super) batch: AmountTable,
+    #[serde(default)]
+    pub(super) tenant: AmountTable,
 }
 
 /// `[defaults]`: what a model gets that does not say otherwise, and each of the models folder.

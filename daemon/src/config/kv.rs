@@ -73,8 +73,7 @@ impl KvSettings {
         base: Option<&Path>,
         variable: impl Fn(&str) -> Option<PathBuf>,
     ) -> anyhow::Result<Self> {
-        let beside = |path: PathBuf| base.map_or_else(|| path.clone(), |base| base.join(&path));
-        let dir = cli.kv_dir.clone().or(file.dir.map(beside)).or_else(|| state_dir(variable));
+        let dir = state_folder(&file, cli, base, variable);
         let ssd = ssd(dir, cli.ssd_budget.or(file.ssd_budget))?;
         let (seconds, most) =
             (file.save_seconds.unwrap_or(limits::DEFAULT_SAVE_SECONDS), limits::MAX_SAVE_SECONDS);
@@ -104,6 +103,17 @@ impl KvSettings {
             self.save.in_words()
         )
     }
+}
+
+/// The folder of what is kept over a restart.
+pub(super) fn state_folder(
+    file: &KvTable,
+    cli: &Cli,
+    base: Option<&Path>,
+    variable: impl Fn(&str) -> Option<PathBuf>,
+) -> Option<PathBuf> {
+    let beside = |path: PathBuf| base.map_or_else(|| path.clone(), |base| base.join(&path));
+    cli.kv_dir.clone().or(file.dir.clone().map(beside)).or_else(|| state_dir(variable))
 }
 
 /// # Errors

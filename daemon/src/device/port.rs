@@ -100,7 +100,6 @@ pub(crate) trait TextModel: Send + Sync {
     ///
     /// # Errors
     /// What is wrong with the parameters or the tokens.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the scheduler does not park or restart jobs yet"))]
     fn resume(
         &self,
         prompt: &[u32],
@@ -112,7 +111,6 @@ pub(crate) trait TextModel: Send + Sync {
 }
 
 /// An answer taken up again from its tokens.
-#[cfg_attr(not(test), expect(dead_code, reason = "as `TextModel::resume`"))]
 pub(crate) enum Resumed {
     /// It goes on.
     Going(Box<dyn Generate>),

@@ -201,6 +201,7 @@ impl Logs {
     }
 
     /// Bytes on disk.
+    #[cfg(test)]
     pub(super) fn disk_bytes(&self) -> u64 {
         self.log.disk_bytes()
     }

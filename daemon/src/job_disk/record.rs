@@ -17,7 +17,7 @@ use crate::limits::MAX_STORED_VALUE_BYTES;
 use bincode::config::{Configuration, Limit, LittleEndian, Varint};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use zllm_wire::{Event, TokenLogprob};
+use zllm_wire::{ChoiceEnd, Event, GenerationParams, TokenLogprob};
 
 /// First byte of whatever this version writes.
 const VERSION: u8 = 1;
@@ -39,6 +39,49 @@ pub(crate) struct TokenEntry {
     pub(crate) sent: bool,
     /// Its log probability, while no event has told it.
     pub(crate) logprob: Option<TokenLogprob>,
+    /// How its answer ends, if it ends with it.
+    pub(crate) end: Option<ChoiceEnd>,
+}
+
+/// What listings tell of a job beside what the store knows.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Summary {
+    pub(crate) prompt_tokens: u32,
+    /// Set when it has ended.
+    pub(crate) ending: Option<Ending>,
+}
+
+/// How an ended job's log ends.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Ending {
+    /// How many events it has.
+    pub(crate) events: u64,
+    /// The last of them.
+    pub(crate) last: Event,
+}
+
+impl Summary {
+    /// The bytes of a record's summary.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        encode(self)
+    }
+
+    /// # Errors
+    /// Bytes that are no summary.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
+        decode(bytes)
+    }
+}
+
+/// The bytes of a record's request.
+pub(crate) fn encode_request(params: &GenerationParams) -> Vec<u8> {
+    encode(params)
+}
+
+/// # Errors
+/// Bytes that are no request.
+pub(crate) fn decode_request(bytes: &[u8]) -> Result<GenerationParams, String> {
+    decode(bytes)
 }
 
 /// What one append brought to one job: an entry of the token log, there as a whole or not at all.
@@ -170,7 +213,7 @@ impl StoredResult {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zllm_wire::{ChoiceEnd, FinishReason, StopCause, TokenTiers, TopLogprob, Usage};
+    use zllm_wire::{FinishReason, StopCause, TokenTiers, TopLogprob, Usage};
 
     fn logprob() -> TokenLogprob {
         let top = vec![TopLogprob { token: 300, bytes: b"b".to_vec(), logprob: -1.0 }];
@@ -179,7 +222,7 @@ mod tests {
 
     fn entry() -> TokenEntry {
         let (held, logprob) = ("</".to_owned(), Some(logprob()));
-        TokenEntry { choice: 1, token: 70_000, state: 4.5, held, sent: false, logprob }
+        TokenEntry { choice: 1, token: 70_000, state: 4.5, held, sent: false, logprob, end: None }
     }
 
     fn events() -> Vec<Event> {
@@ -222,7 +265,7 @@ mod tests {
             tokens: vec![entry()],
             events: events()[..1].to_vec(),
         };
-        let golden = "0103fb2c010101fc7011010000009040023c2f0001070161000000bf0201fb2c010162000080bf010003";
+        let golden = "0103fb2c010101fc7011010000009040023c2f0001070161000000bf0201fb2c010162000080bf00010003";
         assert_eq!(hex(&encode(&step)), golden);
         assert_eq!(hex(&encode_result(&events()[..1]).expect("short")), "010100000003000000010003");
     }

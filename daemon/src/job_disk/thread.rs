@@ -2,7 +2,7 @@
 
 use super::logs::{Left, Logs, NewStep};
 use super::record::{StoredResult, encode_result};
-use super::{DiskFigures, Ending, NumberedEvents, Opened, StoredJob};
+use super::{DiskFigures, NumberedEvents, Opened, StoredJob};
 use crate::clock::Clock;
 use crate::limits::{EXPIRY_INTERVAL, JOB_DISK_COMMANDS};
 use std::collections::HashMap;
@@ -233,13 +233,6 @@ impl Worker {
         result.map_or(Ok(Vec::new()), |result| result.events(from, max))
     }
 
-    pub(super) fn ending(&mut self, job: u64) -> Result<Option<Ending>, String> {
-        let Some(result) = self.stored_result(job)? else { return Ok(None) };
-        let events = result.count();
-        let last = result.events(events.saturating_sub(1), 1)?.pop().ok_or("a result without events")?;
-        Ok(Some(Ending { events, last }))
-    }
-
     fn stored_result(&mut self, job: u64) -> Result<Option<&StoredResult>, String> {
         if self.last_read.as_ref().is_none_or(|(of, _)| *of != job) {
             let bytes = self.store.result(job).map_err(|error| error.to_string())?;
@@ -261,10 +254,7 @@ impl Worker {
         self.store.latest(before, limit).map_err(|error| error.to_string())
     }
 
-    pub(super) fn of_batch(&mut self, tenant: &str, batch: &str) -> Result<Vec<JobRecord>, String> {
-        self.store.of_batch(tenant, batch).map_err(|error| error.to_string())
-    }
-
+    #[cfg(test)]
     pub(super) fn figures(&self) -> DiskFigures {
         DiskFigures {
             store_bytes: self.store.file_bytes(),

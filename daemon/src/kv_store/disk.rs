@@ -1,8 +1,8 @@
 //! The KV database as the actor has it: off, open, or given up until it is tried again. All work on it runs on blocking
 //! threads; what hangs there is left behind.
 
+use crate::clock::Uptime;
 use crate::config::SsdSettings;
-use crate::scheduler::core::Uptime;
 use std::future::Future;
 use std::path::Path;
 use std::sync::Arc;

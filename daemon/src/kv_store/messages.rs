@@ -1,9 +1,10 @@
 //! What the KV store actor is asked, and its answers.
 
 use super::{KvSnapshot, KvStoreActor};
+use crate::clock::Uptime;
 use crate::limits::{CHECK_TIMEOUT, CLOSE_TIMEOUT};
 use crate::pulse::Organ;
-use crate::scheduler::core::{Lease, NoLease, Uptime};
+use crate::scheduler::core::{Lease, NoLease};
 use crate::scheduler::plan::{ModelName, SequenceId};
 use actix::prelude::*;
 use std::sync::Arc;
@@ -64,8 +65,9 @@ pub(crate) enum KvOp {
     Prefetch { model: ModelName, tenant: String, prompt: Arc<[u32]> },
     /// The next block of a lease is full, with these tokens.
     Commit { lease: LeaseId, tokens: Vec<u32> },
-    /// A lease ends; `tail` are its computed tokens after the last full block.
-    Release { lease: LeaseId, tail: Vec<u32>, session: Option<zllm_state::SessionUse> },
+    /// A lease ends; `tail` are its computed tokens after the last full block. `keep`: they are wanted again, so what leaves
+    /// memory is to be on SSD.
+    Release { lease: LeaseId, tail: Vec<u32>, session: Option<zllm_state::SessionUse>, keep: bool },
     /// A step has computed so many prompt tokens in that time.
     Measured { model: ModelName, tokens: usize, took: Duration },
 }
@@ -176,7 +178,9 @@ impl KvStoreActor {
                 self.store.commit(lease, &tokens);
                 Vec::new()
             }
-            KvOp::Release { lease, tail, session } => self.store.release(lease, &tail, session, now_ms),
+            KvOp::Release { lease, tail, session, keep } => {
+                self.store.release(lease, &tail, session, keep, now_ms)
+            }
             KvOp::Measured { model, tokens, took } => {
                 self.store.measured(&model, tokens, took.as_secs_f64() * 1e3);
                 Vec::new()

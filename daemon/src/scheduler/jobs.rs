@@ -1,34 +1,50 @@
 //! What is known of each job for `list`, `show` and `attach`: who asked, where it is, its log. Kept for a while after
-//! it has ended.
+//! it has ended: what belonged to a connection in memory, what is durable for as long as its record is on disk.
 
-use super::core::{CacheOutcome, CacheReport, Uptime, token_tiers};
+use super::core::{CacheOutcome, CacheReport, Time, token_tiers};
 use super::log::{JobLog, is_terminal};
 use super::plan::JobNumber;
-use crate::limits::{MAX_ENDED_JOBS, MAX_ENDED_LOG_BYTES, STORY_TOKENS};
+use crate::limits::{MAX_ENDED_JOBS, MAX_ENDED_LOG_BYTES, MAX_MOMENTS, STORY_TOKENS};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use zllm_wire::{
-    ChoiceDetail, ChoiceEnd, Class, Event, FinishReason, GenerationParams, JobDetail, JobId, JobInfo,
-    JobState, Moment, MomentKind, SessionId, SessionRef, Tenant, TierBytes, Usage,
+    BatchId, BatchJob, ChoiceDetail, ChoiceEnd, Class, Event, FinishReason, GenerationParams, IdempotencyKey,
+    JobDetail, JobId, JobInfo, JobState, Moment, MomentKind, SessionId, SessionRef, Tenant, TierBytes, Usage,
 };
 
 /// One job.
 #[derive(Debug)]
 pub(crate) struct JobRecord {
-    pub(crate) id: JobId,
-    pub(crate) label: Option<String>,
-    pub(crate) class: Class,
-    pub(crate) model: String,
-    pub(crate) tenant: String,
-    pub(crate) session: Option<SessionId>,
-    pub(crate) detached: bool,
-    pub(crate) params: GenerationParams,
-    pub(crate) prompt_tokens: u64,
-    pub(crate) submitted_at: Uptime,
+    pub(crate) facts: JobFacts,
     pub(crate) log: Arc<JobLog>,
     /// Lives as long as the job works: all that is logged about it carries its fields.
     pub(crate) span: tracing::Span,
     progress: Progress,
+}
+
+/// What a job is from its submission on; class and hold may be changed.
+#[derive(Debug, Clone)]
+pub(crate) struct JobFacts {
+    pub(crate) id: JobId,
+    pub(crate) label: Option<String>,
+    pub(crate) model: String,
+    pub(crate) tenant: String,
+    pub(crate) session: Option<SessionId>,
+    pub(crate) class: Class,
+    pub(crate) held: bool,
+    pub(crate) batch: Option<BatchId>,
+    pub(crate) key: Option<IdempotencyKey>,
+    /// Durable: it outlives its client and the daemon.
+    pub(crate) detached: bool,
+    pub(crate) params: GenerationParams,
+    /// `params` are not known: they are in the job's record on disk.
+    pub(crate) params_on_disk: bool,
+    pub(crate) prompt_tokens: u64,
+    pub(crate) submitted_at: Time,
+    pub(crate) start_by: Option<Time>,
+    pub(crate) deadline: Option<Time>,
+    /// Of the model that its prompt was tokenized for.
+    pub(crate) fingerprint: [u8; 32],
 }
 
 #[derive(Debug)]
@@ -36,10 +52,11 @@ struct Progress {
     state: JobState,
     cache: Option<CacheReport>,
     generated_tokens: u64,
-    changed_at: Uptime,
+    attempts: u32,
+    changed_at: Time,
     ending: Option<Ending>,
-    /// When it started, had its first token, and ended.
-    moments: Vec<(Uptime, MomentKind)>,
+    /// The latest of what happened to it.
+    moments: VecDeque<(Time, MomentKind)>,
 }
 
 #[derive(Debug)]
@@ -48,67 +65,47 @@ enum Ending {
     Failed(String),
 }
 
-/// What a record starts from.
-#[derive(Debug)]
-pub(crate) struct NewRecord {
-    pub(crate) id: JobId,
-    pub(crate) label: Option<String>,
-    pub(crate) class: Class,
-    pub(crate) model: String,
-    pub(crate) tenant: String,
-    pub(crate) session: Option<SessionId>,
-    pub(crate) detached: bool,
-    pub(crate) params: GenerationParams,
-    pub(crate) prompt_tokens: u64,
-}
-
 /// All records, by number.
 #[derive(Debug, Default)]
 pub(crate) struct JobTable {
     records: BTreeMap<JobNumber, JobRecord>,
-    /// Ended jobs, the first that ended first, with the size of their logs.
+    /// Ended jobs that are in memory alone, the first that ended first, with the size of their logs.
     ended: VecDeque<(JobNumber, usize)>,
     ended_bytes: usize,
+    /// Ended jobs that are on disk, the first that ended first.
+    ended_durable: VecDeque<JobNumber>,
+    /// How many of them are listed.
+    keep_durable: usize,
 }
 
 impl JobTable {
-    pub(crate) fn insert(&mut self, number: JobNumber, new: NewRecord, now: Uptime) {
-        let NewRecord { id, label, class, model, tenant, session, detached, params, prompt_tokens } = new;
-        let span = tracing::info_span!("job", job = %id, model = %model, prompt_tokens);
+    pub(crate) fn insert(&mut self, number: JobNumber, facts: JobFacts, log: Arc<JobLog>) {
+        let span = tracing::info_span!(
+            "job", job = %facts.id, model = %facts.model, prompt_tokens = facts.prompt_tokens
+        );
         let progress = Progress {
             state: JobState::Queued,
             cache: None,
             generated_tokens: 0,
-            changed_at: now,
+            attempts: 0,
+            changed_at: facts.submitted_at,
             ending: None,
-            moments: vec![(now, MomentKind::Queued)],
+            moments: VecDeque::new(),
         };
-        let log = JobLog::in_memory();
-        let record = JobRecord {
-            id,
-            label,
-            class,
-            model,
-            tenant,
-            session,
-            detached,
-            params,
-            prompt_tokens,
-            submitted_at: now,
-            log,
-            span,
-            progress,
-        };
-        self.records.insert(number, record);
+        self.records.insert(number, JobRecord { facts, log, span, progress });
     }
 
-    /// Takes back a job that was refused.
+    /// Takes back a job that never existed, or forgets one whose record is gone.
     pub(crate) fn remove(&mut self, number: JobNumber) {
         self.records.remove(&number);
     }
 
     pub(crate) fn get(&self, number: JobNumber) -> Option<&JobRecord> {
         self.records.get(&number)
+    }
+
+    pub(crate) fn facts_mut(&mut self, number: JobNumber) -> Option<&mut JobFacts> {
+        self.records.get_mut(&number).map(|record| &mut record.facts)
     }
 
     /// Notes what was found of a job's prompt.
@@ -125,28 +122,128 @@ impl JobTable {
     }
 
     /// Notes a sampled token.
-    pub(crate) fn token(&mut self, number: JobNumber, now: Uptime) {
+    pub(crate) fn token(&mut self, number: JobNumber, now: Time) {
         if let Some(record) = self.records.get_mut(&number) {
-            let progress = &mut record.progress;
-            progress.generated_tokens += 1;
-            progress.changed_at = now;
-            if progress.generated_tokens == 1 {
-                progress.moments.push((now, MomentKind::FirstToken));
-            }
+            record.progress.generated_tokens += 1;
+            record.progress.changed_at = now;
         }
     }
 
+    /// Notes that a job has come to a point of its way.
+    pub(crate) fn moment(&mut self, number: JobNumber, what: MomentKind, now: Time) {
+        let Some(record) = self.records.get_mut(&number) else { return };
+        let moments = &mut record.progress.moments;
+        if moments.len() == MAX_MOMENTS {
+            // Its beginning stays.
+            moments.remove(MAX_MOMENTS / 2);
+        }
+        moments.push_back((now, what));
+    }
+
+    /// Notes whether something of a job runs, and how often it has begun to.
+    pub(crate) fn runs(&mut self, number: JobNumber, runs: bool, attempts: u32, now: Time) {
+        if let Some(record) = self.records.get_mut(&number) {
+            let state = if runs { JobState::Running } else { JobState::Queued };
+            (record.progress.state, record.progress.attempts) = (state, attempts);
+            record.progress.changed_at = now;
+        }
+    }
+
+    /// Notes how far a job of an earlier run is.
+    pub(crate) fn restored(&mut self, number: JobNumber, generated: u64, attempts: u32) {
+        let record = self.records.get_mut(&number).expect("inserted before");
+        (record.progress.generated_tokens, record.progress.attempts) = (generated, attempts);
+    }
+
     /// Notes an event and appends it to the job's log.
-    pub(crate) fn event(&mut self, number: JobNumber, event: Event, now: Uptime) {
-        let record = self.records.get_mut(&number).expect("an event belongs to a known job");
-        let progress = &mut record.progress;
-        progress.changed_at = now;
-        match &event {
-            Event::Queued { .. } | Event::Text { .. } => {}
-            Event::Started { cached_tokens, .. } => {
-                progress.state = JobState::Running;
-                progress.moments.push((now, MomentKind::Started { cached_tokens: *cached_tokens }));
-            }
+    pub(crate) fn event(&mut self, number: JobNumber, event: Event, now: Time) {
+        self.events(number, vec![event], now);
+    }
+
+    /// Notes events and appends them to the job's log.
+    pub(crate) fn events(&mut self, number: JobNumber, events: Vec<Event>, now: Time) {
+        // Its record may be gone already, if it is over and the disk was slow to say so.
+        let Some(record) = self.records.get_mut(&number) else { return };
+        if events.is_empty() {
+            return;
+        }
+        record.progress.changed_at = now;
+        let terminal = events.last().filter(|event| is_terminal(event)).cloned();
+        terminal.iter().for_each(|event| record.end(event));
+        record.log.append_all(events);
+        if terminal.is_none() {
+            return;
+        }
+        record.log_end();
+        if record.facts.detached {
+            record.log.leave_to_disk();
+            self.ended_durable.push_back(number);
+        } else {
+            let bytes = record.log.bytes();
+            self.ended.push_back((number, bytes));
+            self.ended_bytes += bytes;
+        }
+        self.forget_old();
+    }
+
+    /// Notes how a job of an earlier run ended.
+    pub(crate) fn ended_before(&mut self, number: JobNumber, terminal: &Event, at: Time) {
+        let record = self.records.get_mut(&number).expect("inserted before");
+        record.progress.changed_at = at;
+        record.end(terminal);
+        self.ended_durable.push_back(number);
+    }
+
+    /// How many ended jobs that are on disk are listed.
+    pub(crate) fn keep_durable(&mut self, jobs: usize) {
+        self.keep_durable = jobs;
+    }
+
+    fn forget_old(&mut self) {
+        while self.ended.len() > MAX_ENDED_JOBS || self.ended_bytes > MAX_ENDED_LOG_BYTES {
+            let Some((number, bytes)) = self.ended.pop_front() else { break };
+            self.ended_bytes -= bytes;
+            self.records.remove(&number);
+        }
+        while self.ended_durable.len() > self.keep_durable {
+            let Some(number) = self.ended_durable.pop_front() else { return };
+            self.records.remove(&number);
+        }
+    }
+
+    /// All jobs, latest first.
+    pub(crate) fn latest_first(&self) -> impl Iterator<Item = (JobNumber, &JobRecord)> {
+        self.records.iter().rev().map(|(&number, record)| (number, record))
+    }
+
+    /// Jobs of a batch, in order of arrival.
+    pub(crate) fn of_batch(
+        &self,
+        tenant: &str,
+        batch: &BatchId,
+    ) -> impl Iterator<Item = (JobNumber, &JobRecord)> {
+        let of_it = move |facts: &JobFacts| facts.tenant == tenant && facts.batch.as_ref() == Some(batch);
+        self.records.iter().map(|(&number, record)| (number, record)).filter(move |(_, at)| of_it(&at.facts))
+    }
+}
+
+impl JobFacts {
+    /// Whose it is; the common tenant's empty name is none for clients.
+    pub(crate) fn tenant(&self) -> Option<Tenant> {
+        Tenant::new(self.tenant.as_str()).ok()
+    }
+
+    /// The session that it is a turn of.
+    pub(crate) fn session_ref(&self) -> Option<SessionRef> {
+        let session = |id: &SessionId| SessionRef { tenant: self.tenant(), id: id.clone() };
+        self.session.as_ref().map(session)
+    }
+}
+
+impl JobRecord {
+    fn end(&mut self, terminal: &Event) {
+        let progress = &mut self.progress;
+        match terminal {
             Event::Finished { reason, choices, usage } => {
                 progress.state =
                     if *reason == FinishReason::Cancelled { JobState::Cancelled } else { JobState::Done };
@@ -157,68 +254,9 @@ impl JobTable {
                 progress.state = JobState::Failed;
                 progress.ending = Some(Ending::Failed(message.clone()));
             }
-        }
-        let terminal = is_terminal(&event);
-        if terminal {
-            progress.moments.push((now, MomentKind::Ended));
-        }
-        record.log.append(event);
-        if terminal {
-            record.log_end();
-            let bytes = record.log.bytes();
-            self.ended.push_back((number, bytes));
-            self.ended_bytes += bytes;
-            self.forget_old();
-        }
-    }
-
-    fn forget_old(&mut self) {
-        while self.ended.len() > MAX_ENDED_JOBS || self.ended_bytes > MAX_ENDED_LOG_BYTES {
-            let Some((number, bytes)) = self.ended.pop_front() else { return };
-            self.ended_bytes -= bytes;
-            self.records.remove(&number);
-        }
-    }
-
-    /// All jobs, latest first.
-    pub(crate) fn latest_first(&self) -> impl Iterator<Item = (JobNumber, &JobRecord)> {
-        self.records.iter().rev().map(|(&number, record)| (number, record))
-    }
-}
-
-impl JobRecord {
-    /// Whose it is; the common tenant's empty name is none for clients.
-    fn tenant(&self) -> Option<Tenant> {
-        Tenant::new(self.tenant.as_str()).ok()
-    }
-
-    /// The session that it is a turn of.
-    pub(crate) fn session_ref(&self) -> Option<SessionRef> {
-        let session = |id: &SessionId| SessionRef { tenant: self.tenant(), id: id.clone() };
-        self.session.as_ref().map(session)
-    }
-
-    pub(crate) fn info(&self, queue_position: usize, held_bytes: u64, now: Uptime) -> JobInfo {
-        let cached = self.progress.cache.as_ref().map(|report| report.cached).unwrap_or_default();
-        JobInfo {
-            id: self.id.clone(),
-            label: self.label.clone(),
-            model: self.model.clone(),
-            tenant: self.tenant(),
-            session: self.session.clone(),
-            state: self.progress.state,
-            class: self.class,
-            held: false,
-            batch: None,
-            detached: self.detached,
-            queue_position: queue_position as u32,
-            prompt_tokens: self.prompt_tokens,
-            cached_tokens: cached.total(),
-            cached_by_tier: token_tiers(cached),
-            generated_tokens: self.progress.generated_tokens,
-            bytes: TierBytes { device: held_bytes, ram: 0, ssd: 0 },
-            age_ms: now.saturating_sub(self.submitted_at).as_millis() as u64,
-            idle_ms: now.saturating_sub(self.progress.changed_at).as_millis() as u64,
+            Event::Queued { .. } | Event::Started { .. } | Event::Text { .. } => {
+                unreachable!("a terminal event")
+            }
         }
     }
 
@@ -226,12 +264,51 @@ impl JobRecord {
         self.progress.ending.is_some()
     }
 
+    pub(crate) fn state(&self) -> JobState {
+        self.progress.state
+    }
+
+    pub(crate) fn batch_job(&self) -> BatchJob {
+        BatchJob { job: self.facts.id.clone(), label: self.facts.label.clone(), state: self.state() }
+    }
+
+    pub(crate) fn info(&self, queue_position: usize, held_bytes: u64, now: Time) -> JobInfo {
+        let cached = self.progress.cache.as_ref().map(|report| token_tiers(report.cached));
+        let cached = cached.or(match &self.progress.ending {
+            Some(Ending::Finished(_, _, usage)) => Some(usage.cached_by_tier),
+            _ => None,
+        });
+        let cached = cached.unwrap_or_default();
+        let facts = &self.facts;
+        JobInfo {
+            id: facts.id.clone(),
+            label: facts.label.clone(),
+            model: facts.model.clone(),
+            tenant: facts.tenant(),
+            session: facts.session.clone(),
+            state: self.progress.state,
+            class: facts.class,
+            held: facts.held,
+            batch: facts.batch.clone(),
+            detached: facts.detached,
+            queue_position: queue_position as u32,
+            prompt_tokens: facts.prompt_tokens,
+            cached_tokens: cached.total(),
+            cached_by_tier: cached,
+            generated_tokens: self.progress.generated_tokens,
+            bytes: TierBytes { device: held_bytes, ram: 0, ssd: 0 },
+            age_ms: now.saturating_sub(facts.submitted_at).as_millis() as u64,
+            idle_ms: now.saturating_sub(self.progress.changed_at).as_millis() as u64,
+        }
+    }
+
     /// What was found of its prompt; `None` before it has started.
     pub(crate) fn cache(&self) -> Option<&CacheReport> {
         self.progress.cache.as_ref()
     }
 
-    pub(crate) fn detail(&self, info: JobInfo) -> JobDetail {
+    /// All but the texts of its answers, which are in its log.
+    pub(crate) fn detail(&self, info: JobInfo, now: Time) -> JobDetail {
         let (finish, usage, error) = match &self.progress.ending {
             None => (None, None, None),
             Some(Ending::Finished(reason, _, usage)) => (Some(*reason), Some(*usage), None),
@@ -241,24 +318,35 @@ impl JobRecord {
             Some(Ending::Finished(_, ends, _)) => ends.get(choice as usize).cloned(),
             _ => None,
         };
-        let moment = |&(at, what): &(Uptime, MomentKind)| {
-            let at_ms = at.saturating_sub(self.submitted_at).as_secs_f64() * 1000.0;
+        let facts = &self.facts;
+        let moment = |&(at, what): &(Time, MomentKind)| {
+            let at_ms = at.saturating_sub(facts.submitted_at).as_secs_f64() * 1e3;
             Moment { at_ms, what }
         };
-        let choice = |choice| ChoiceDetail { text: self.log.text(choice), end: end(choice) };
+        let left = |time: Option<Time>| time.map(|time| time.saturating_sub(now).as_millis() as u64);
         JobDetail {
             info,
-            params: self.params.clone(),
-            choices: (0..self.params.n.unwrap_or(1)).map(choice).collect(),
+            params: facts.params.clone(),
+            choices: (0..self.answers())
+                .map(|choice| ChoiceDetail { text: String::new(), end: end(choice) })
+                .collect(),
             events: self.log.len(),
             finish,
             usage,
             error,
-            attempts: u32::from(self.progress.cache.is_some()),
-            deadline_ms: None,
-            max_wait_ms: None,
-            key: None,
+            attempts: self.progress.attempts,
+            deadline_ms: left(facts.deadline),
+            max_wait_ms: left(facts.start_by),
+            key: facts.key.clone(),
             timeline: self.progress.moments.iter().map(moment).collect(),
+        }
+    }
+
+    /// How many answers it has.
+    fn answers(&self) -> u32 {
+        match &self.progress.ending {
+            Some(Ending::Finished(_, ends, _)) => ends.len() as u32,
+            _ => self.facts.params.n.unwrap_or(1),
         }
     }
 
@@ -290,18 +378,7 @@ mod tests {
         let mut table = JobTable::default();
         let total = MAX_ENDED_JOBS as u64 + 10;
         for number in 0..total {
-            let new = NewRecord {
-                id: JobId::new(format!("j-{number}")).expect("an id"),
-                label: None,
-                class: Class::default(),
-                model: "m".into(),
-                tenant: String::new(),
-                session: None,
-                detached: false,
-                params: GenerationParams::default(),
-                prompt_tokens: 1,
-            };
-            table.insert(JobNumber(number), new, Duration::ZERO);
+            table.insert(JobNumber(number), facts(number), JobLog::in_memory());
             if number > 0 {
                 table.event(JobNumber(number), Event::Failed { message: "x".into() }, Duration::ZERO);
             }
@@ -309,5 +386,42 @@ mod tests {
         assert!(table.get(JobNumber(0)).is_some(), "a live job is never forgotten");
         assert!(table.get(JobNumber(1)).is_none(), "the oldest ended job is forgotten");
         assert_eq!(table.latest_first().count(), MAX_ENDED_JOBS + 1);
+    }
+
+    #[test]
+    fn a_timeline_keeps_its_beginning_and_its_end() {
+        let mut table = JobTable::default();
+        table.insert(JobNumber(1), facts(1), JobLog::in_memory());
+        table.moment(JobNumber(1), MomentKind::Queued, Duration::ZERO);
+        for second in 1..1000 {
+            table.moment(JobNumber(1), MomentKind::Parked, Duration::from_secs(second));
+        }
+        table.moment(JobNumber(1), MomentKind::Ended, Duration::from_secs(1000));
+        let moments = &table.get(JobNumber(1)).expect("live").progress.moments;
+        assert_eq!(moments.len(), MAX_MOMENTS);
+        assert_eq!(moments.front().map(|(_, what)| *what), Some(MomentKind::Queued));
+        assert_eq!(moments.back().map(|(_, what)| *what), Some(MomentKind::Ended));
+    }
+
+    fn facts(number: u64) -> JobFacts {
+        JobFacts {
+            id: JobId::new(format!("j-{number}")).expect("an id"),
+            label: None,
+            model: "m".into(),
+            tenant: String::new(),
+            session: None,
+            class: Class::Normal,
+            held: false,
+            batch: None,
+            key: None,
+            detached: false,
+            params: GenerationParams::default(),
+            params_on_disk: false,
+            prompt_tokens: 1,
+            submitted_at: Duration::ZERO,
+            start_by: None,
+            deadline: None,
+            fingerprint: [0; 32],
+        }
     }
 }

@@ -55,6 +55,7 @@ impl JobLog {
     ///
     /// # Panics
     /// After a terminal event.
+    #[cfg(test)]
     pub(crate) fn append(&self, event: Event) {
         self.append_all([event]);
     }
@@ -88,6 +89,7 @@ impl JobLog {
     ///
     /// # Panics
     /// When the job is durable.
+    #[cfg(test)]
     pub(crate) fn text(&self, choice: u32) -> String {
         assert!(self.stored.is_none(), "the window of a durable job has only a part of the text");
         let window = self.window();
@@ -121,10 +123,7 @@ impl JobLog {
     fn window(&self) -> MutexGuard<'_, Window> {
         self.window.lock().expect("nobody panics while holding a log")
     }
-}
 
-#[cfg_attr(not(test), expect(dead_code, reason = "the scheduler keeps no durable jobs yet"))]
-impl JobLog {
     /// The log of a durable job, of which `events` events are stored already.
     pub(crate) fn stored(job: u64, disk: JobDisk, events: u64) -> Arc<Self> {
         Self::new(events, false, Some(Stored { job, disk }))

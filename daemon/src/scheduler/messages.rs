@@ -1,19 +1,23 @@
-//! What the scheduler actor is asked, and its answers. Every handler answers at once from memory.
+//! What the scheduler actor is asked, and its answers. Every handler answers at once from memory; only a durable job's
+//! submission waits for the disk.
 
-use super::core::{CacheReport, ConnectionId, Input, Load, NewJob, Refusal};
-use super::jobs::NewRecord;
+use super::SchedulerActor;
+use super::core::{CacheReport, ConnectionId, Input, Load, NewJob, QueueView, Refusal, Time};
+use super::jobs::JobFacts;
 use super::log::JobLog;
 use super::models::{LoadWatch, Wish};
 use super::plan::{JobNumber, ModelName, SequenceId};
-use super::{SchedulerActor, core::Uptime};
 use crate::config::ModelSettings;
 use crate::device::port::{Generate, TextFacts, TextModel};
+use crate::metrics::Outcome;
 use actix::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::oneshot;
+use zllm_wire::limits::MAX_BATCH_ROWS;
 use zllm_wire::{
-    Class, ErrorCode, Fault, GenerationParams, JobDetail, JobId, JobInfo, ModelState, SessionId, SessionRef,
+    BatchId, BatchPage, CancelTarget, Class, ErrorCode, Fault, GenerationParams, IdempotencyKey, JobDetail,
+    JobId, JobInfo, ModelState, SessionId, SessionRef, Tenant,
 };
 
 /// A model is wanted: load it unless it is there.
@@ -24,6 +28,11 @@ pub(crate) struct WantModel {
     pub(crate) settings: ModelSettings,
 }
 
+/// Models that durable jobs wait for.
+#[derive(Message)]
+#[rtype(result = "Vec<ModelName>")]
+pub(crate) struct WantedModels;
+
 /// A model is to go when its jobs have ended. `None` when it is not loaded.
 #[derive(Message)]
 #[rtype(result = "Result<Option<oneshot::Receiver<()>>, Fault>")]
@@ -31,7 +40,7 @@ pub(crate) struct Unload(pub(crate) ModelName);
 
 /// A new job, with everything that needs the model's text side done.
 #[derive(Message)]
-#[rtype(result = "Result<(JobId, Arc<JobLog>), Fault>")]
+#[rtype(result = "Result<Submitted, Fault>")]
 pub(crate) struct SubmitJob {
     pub(crate) model: ModelName,
     /// Whose KV it may share; empty for the common one.
@@ -44,16 +53,73 @@ pub(crate) struct SubmitJob {
     pub(crate) session: Option<SessionId>,
     pub(crate) label: Option<String>,
     pub(crate) class: Class,
+    pub(crate) batch: Option<BatchId>,
+    pub(crate) key: Option<IdempotencyKey>,
     pub(crate) bytes: usize,
-    pub(crate) arrived_at: Uptime,
-    /// The connection whose end cancels it.
+    pub(crate) arrived_at: Time,
+    pub(crate) start_by: Option<Time>,
+    pub(crate) deadline: Option<Time>,
+    /// The connection whose end cancels it; `None`: it is durable.
     pub(crate) owner: Option<ConnectionId>,
 }
 
-/// Ends a job, and says whether it had not ended; `None` when there is no such job.
+/// A job that was taken.
+pub(crate) struct Submitted {
+    pub(crate) job: JobId,
+    pub(crate) log: Arc<JobLog>,
+    /// It was taken before, with the same key.
+    pub(crate) known: bool,
+}
+
+/// Ends jobs, and says how many had not ended; one that has stays as it is.
 #[derive(Message)]
-#[rtype(result = "Option<bool>")]
-pub(crate) struct CancelJob(pub(crate) JobId);
+#[rtype(result = "Result<u32, Fault>")]
+pub(crate) struct CancelJobs(pub(crate) CancelTarget);
+
+/// Keeps a job from starting, parking it if it runs, or lets it go.
+#[derive(Message)]
+#[rtype(result = "Result<(), Fault>")]
+pub(crate) struct HoldJob {
+    pub(crate) job: JobId,
+    pub(crate) held: bool,
+}
+
+/// Gives a job another class.
+#[derive(Message)]
+#[rtype(result = "Result<(), Fault>")]
+pub(crate) struct SetClass {
+    pub(crate) job: JobId,
+    pub(crate) class: Class,
+}
+
+/// Whether nothing that waits starts.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct Pause(pub(crate) bool);
+
+/// Who waits and who runs.
+#[derive(Message)]
+#[rtype(result = "QueueAnswer")]
+pub(crate) struct QueueOf;
+
+/// The answer to [`QueueOf`].
+pub(crate) struct QueueAnswer {
+    pub(crate) view: QueueView,
+    /// What is known of the jobs in it.
+    pub(crate) facts: BTreeMap<JobNumber, JobFacts>,
+    /// Bytes of a KV block of each loaded model, and what those that are not loaded are at.
+    pub(crate) block_bytes: BTreeMap<String, u64>,
+    pub(crate) models: BTreeMap<String, String>,
+}
+
+/// The jobs of a batch that came after one of them, in order of submission.
+#[derive(Message)]
+#[rtype(result = "BatchPage")]
+pub(crate) struct BatchJobsOf {
+    pub(crate) tenant: Option<Tenant>,
+    pub(crate) batch: BatchId,
+    pub(crate) after: Option<JobId>,
+}
 
 /// A connection has ended: its jobs go.
 #[derive(Message)]
@@ -65,9 +131,9 @@ pub(crate) struct ConnectionGone(pub(crate) ConnectionId);
 #[rtype(result = "Option<Arc<JobLog>>")]
 pub(crate) struct ReadLog(pub(crate) JobId);
 
-/// One job in full.
+/// One job in full, but for the texts of its answers, and its log, which has them.
 #[derive(Message)]
-#[rtype(result = "Option<JobDetail>")]
+#[rtype(result = "Option<(JobDetail, Arc<JobLog>)>")]
 pub(crate) struct DetailOf(pub(crate) JobId);
 
 /// Why a job's prompt was found in the KV store, or was not. `None` when there is no such job.
@@ -105,11 +171,12 @@ pub(crate) struct ModelView {
     pub(crate) weight_bytes: Option<u64>,
 }
 
-/// Take nothing new, and end everything by `deadline`. The receiver hears when no job is left.
+/// Take nothing new, and end everything by `deadline`, but for durable jobs, which go on after the next start. The receiver
+/// hears when nothing runs and all is on disk.
 #[derive(Message)]
 #[rtype(result = "oneshot::Receiver<()>")]
 pub(crate) struct Drain {
-    pub(crate) deadline: Uptime,
+    pub(crate) deadline: Time,
 }
 
 /// How busy the scheduler is.
@@ -118,32 +185,136 @@ pub(crate) struct Drain {
 pub(crate) struct Snapshot;
 
 /// The answer to [`Snapshot`].
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct SchedulerSnapshot {
     pub(crate) load: Load,
+    /// The daemon is stopping.
     pub(crate) draining: bool,
+    /// Why no job is durable.
+    pub(crate) jobs_fault: Option<String>,
 }
 
 impl SchedulerActor {
-    /// Job ids sort by time: the daemon's start in seconds, then a count.
-    fn job_id(&self, number: JobNumber) -> JobId {
-        let started = self.fellows.clock.started_unix_seconds();
-        JobId::new(format!("j-{started:08x}-{:06x}", number.0)).expect("an id of hexadecimal digits")
-    }
-
-    /// The number of an id that this run of the daemon made.
-    fn job_number(&self, id: &JobId) -> Option<JobNumber> {
-        let number = JobNumber(u64::from_str_radix(id.as_str().rsplit('-').next()?, 16).ok()?);
-        (self.job_id(number) == *id).then_some(number)
+    /// The number of the next job: ids sort by time, also over restarts and clocks that go back.
+    pub(super) fn next_number(&mut self) -> JobNumber {
+        self.last_job = (self.last_job + 1).max(self.fellows.clock.unix_ms() << 20);
+        JobNumber(self.last_job)
     }
 
     fn job_info(&self, number: JobNumber) -> Option<JobInfo> {
         let record = self.jobs.get(number)?;
-        let loaded = self.models.state(&record.model).and_then(|(_, loaded)| loaded);
+        let loaded = self.models.state(&record.facts.model).and_then(|(_, loaded)| loaded);
         let block_bytes = loaded.map_or(0, |loaded| loaded.kv_block_bytes);
         let held = self.core.held_blocks(number) as u64 * block_bytes;
-        Some(record.info(self.core.queue_position(number), held, self.fellows.clock.now()))
+        Some(record.info(self.core.queue_position(number), held, self.fellows.clock.time()))
     }
+
+    /// Makes a job of a request, and hands it to the core.
+    ///
+    /// # Errors
+    /// Why it is not taken.
+    fn take(&mut self, job: SubmitJob, ctx: &mut Context<Self>) -> Result<(JobNumber, Vec<u32>), Refusal> {
+        if !self.core.is_draining() && !self.models.is_open(&job.model) {
+            self.fellows.metrics.request(Outcome::Refused);
+            return Err(Refusal::NoModel { model: job.model });
+        }
+        let number = self.next_number();
+        let detached = job.owner.is_none();
+        let facts = JobFacts {
+            id: job_id(number),
+            label: job.label,
+            model: job.model.to_string(),
+            tenant: job.tenant.clone(),
+            session: job.session,
+            class: job.class,
+            held: false,
+            batch: job.batch,
+            key: job.key,
+            detached,
+            params: job.params,
+            params_on_disk: false,
+            prompt_tokens: job.prompt.len() as u64,
+            submitted_at: job.arrived_at,
+            start_by: job.start_by,
+            deadline: job.deadline,
+            fingerprint: self
+                .models
+                .text(&job.model)
+                .map(|text| text.facts().fingerprint)
+                .unwrap_or_default(),
+        };
+        let log = self.new_log(number, detached);
+        self.jobs.insert(number, facts, log);
+        if detached {
+            self.journal.begin(number, zllm_state::JobState::Queued, 0, 0);
+            self.journal.record(number);
+        }
+        let choices = job.samplers.len() as u32;
+        let sequences = (0..choices).map(|choice| SequenceId { job: number, choice });
+        self.samplers.extend(sequences.zip(job.samplers));
+        let prompt = if detached { job.prompt.clone() } else { Vec::new() };
+        let new = NewJob {
+            id: number,
+            model: job.model,
+            tenant: job.tenant,
+            class: job.class,
+            prompt: job.prompt,
+            max_tokens: job.max_tokens,
+            choices,
+            bytes: job.bytes,
+            arrived_at: job.arrived_at,
+            start_by: job.start_by,
+            deadline: job.deadline,
+            owner: job.owner,
+        };
+        self.input(Input::Submit(new), ctx);
+        match self.refusal.take() {
+            Some(refusal) => Err(refusal),
+            None => Ok((number, prompt)),
+        }
+    }
+
+    /// What a client is told of a job that was taken.
+    pub(super) fn submitted(&self, number: JobNumber, known: bool) -> Option<Submitted> {
+        let record = self.jobs.get(number)?;
+        Some(Submitted { job: record.facts.id.clone(), log: record.log.clone(), known })
+    }
+
+    /// The number of a job that is known.
+    fn known(&self, id: &JobId) -> Result<JobNumber, Fault> {
+        let number = job_number(id).filter(|number| self.jobs.get(*number).is_some());
+        let message = || format!("there is no job {id}");
+        number.ok_or_else(|| Fault { code: ErrorCode::NotFound, message: message() })
+    }
+
+    fn named_by(&self, target: &CancelTarget) -> Result<Vec<JobNumber>, Fault> {
+        Ok(match target {
+            CancelTarget::Job(id) => vec![self.known(id)?],
+            CancelTarget::Session(session) => {
+                let of_it = |facts: &JobFacts| facts.session_ref().as_ref() == Some(session);
+                let those = self.jobs.latest_first().filter(|(_, record)| of_it(&record.facts));
+                those.map(|(number, _)| number).collect()
+            }
+            CancelTarget::Batch { tenant, batch } => {
+                self.jobs.of_batch(tenant_name(tenant), batch).map(|(number, _)| number).collect()
+            }
+        })
+    }
+}
+
+/// A job's id.
+pub(super) fn job_id(number: JobNumber) -> JobId {
+    JobId::new(format!("j-{:016x}", number.0)).expect("an id of hexadecimal digits")
+}
+
+/// The number of an id that this daemon, or an earlier one, made.
+fn job_number(id: &JobId) -> Option<JobNumber> {
+    let number = JobNumber(u64::from_str_radix(id.as_str().strip_prefix("j-")?, 16).ok()?);
+    (job_id(number) == *id).then_some(number)
+}
+
+fn tenant_name(tenant: &Option<Tenant>) -> &str {
+    tenant.as_ref().map_or("", Tenant::as_str)
 }
 
 impl Handler<WantModel> for SchedulerActor {
@@ -151,7 +322,7 @@ impl Handler<WantModel> for SchedulerActor {
 
     fn handle(&mut self, WantModel { model, settings }: WantModel, ctx: &mut Self::Context) -> Self::Result {
         if self.core.is_draining() {
-            return Err(fault_of(Refusal::Draining));
+            return Err(fault_of(Refusal::Stopping));
         }
         match self.models.want(&model)? {
             Wish::Wait(watch) => Ok(watch),
@@ -160,6 +331,15 @@ impl Handler<WantModel> for SchedulerActor {
                 Ok(watch)
             }
         }
+    }
+}
+
+impl Handler<WantedModels> for SchedulerActor {
+    type Result = MessageResult<WantedModels>;
+
+    fn handle(&mut self, _: WantedModels, _: &mut Self::Context) -> Self::Result {
+        let wanted = self.core.wanted_models().into_iter();
+        MessageResult(wanted.filter(|model| !self.models.is_open(model)).collect())
     }
 }
 
@@ -174,59 +354,127 @@ impl Handler<Unload> for SchedulerActor {
 }
 
 impl Handler<SubmitJob> for SchedulerActor {
-    type Result = Result<(JobId, Arc<JobLog>), Fault>;
+    type Result = ResponseActFuture<Self, Result<Submitted, Fault>>;
 
     fn handle(&mut self, job: SubmitJob, ctx: &mut Self::Context) -> Self::Result {
-        if !self.core.is_draining() && !self.models.is_open(&job.model) {
-            self.fellows.metrics.request(crate::metrics::Outcome::Refused);
-            return Err(fault_of(Refusal::NoModel { model: job.model }));
+        let key = job.key.clone().map(|key| (job.tenant.clone(), key));
+        let durable = job.owner.is_none();
+        if durable && let Err(fault) = self.durable.is_on() {
+            self.fellows.metrics.request(Outcome::Refused);
+            return Box::pin(actix::fut::ready(Err(fault)));
         }
-        let number = JobNumber(self.next_job);
-        self.next_job += 1;
-        let id = self.job_id(number);
-        let record = NewRecord {
-            id: id.clone(),
-            label: job.label,
-            class: job.class,
-            model: job.model.to_string(),
-            tenant: job.tenant.clone(),
-            session: job.session,
-            detached: job.owner.is_none(),
-            params: job.params,
-            prompt_tokens: job.prompt.len() as u64,
-        };
-        self.jobs.insert(number, record, job.arrived_at);
-        let log = self.jobs.get(number).expect("inserted above").log.clone();
-        let choices = job.samplers.len() as u32;
-        let sequences = (0..choices).map(|choice| SequenceId { job: number, choice });
-        self.samplers.extend(sequences.zip(job.samplers));
-        let new = NewJob {
-            id: number,
-            model: job.model,
-            tenant: job.tenant,
-            prompt: job.prompt,
-            max_tokens: job.max_tokens,
-            choices,
-            bytes: job.bytes,
-            arrived_at: job.arrived_at,
-            owner: job.owner,
-        };
-        self.input(Input::Submit(new), ctx);
-        match self.refusal.take() {
-            Some(refusal) => Err(fault_of(refusal)),
-            None => Ok((id, log)),
+        match self.take(job, ctx) {
+            Ok((number, prompt)) if durable => self.store(number, prompt),
+            Ok((number, _)) => {
+                Box::pin(actix::fut::ready(Ok(self.submitted(number, false).expect("taken above"))))
+            }
+            Err(refusal) => self.refuse(refusal, key),
         }
     }
 }
 
-impl Handler<CancelJob> for SchedulerActor {
-    type Result = Option<bool>;
+impl Handler<CancelJobs> for SchedulerActor {
+    type Result = Result<u32, Fault>;
 
-    fn handle(&mut self, CancelJob(id): CancelJob, ctx: &mut Self::Context) -> Option<bool> {
-        let number = self.job_number(&id)?;
-        let live = !self.jobs.get(number)?.has_ended();
-        self.input(Input::Cancel(number), ctx);
-        Some(live)
+    fn handle(&mut self, CancelJobs(target): CancelJobs, ctx: &mut Self::Context) -> Self::Result {
+        let mut those = self.named_by(&target)?;
+        those.retain(|number| self.jobs.get(*number).is_some_and(|record| !record.has_ended()));
+        for number in &those {
+            self.input(Input::Cancel(*number), ctx);
+        }
+        Ok(those.len() as u32)
+    }
+}
+
+impl Handler<HoldJob> for SchedulerActor {
+    type Result = Result<(), Fault>;
+
+    fn handle(&mut self, HoldJob { job, held }: HoldJob, ctx: &mut Self::Context) -> Self::Result {
+        let number = self.unfinished(&job)?;
+        self.jobs.facts_mut(number).expect("known").held = held;
+        if self.journal.contains(number) {
+            self.journal.settings(number, |change| change.held = Some(held));
+        }
+        self.input(Input::Hold { job: number, held }, ctx);
+        Ok(())
+    }
+}
+
+impl Handler<SetClass> for SchedulerActor {
+    type Result = Result<(), Fault>;
+
+    fn handle(&mut self, SetClass { job, class }: SetClass, ctx: &mut Self::Context) -> Self::Result {
+        let number = self.unfinished(&job)?;
+        self.jobs.facts_mut(number).expect("known").class = class;
+        if self.journal.contains(number) {
+            self.journal.settings(number, |change| change.class = Some(super::durable::stored_class(class)));
+        }
+        self.input(Input::SetClass { job: number, class }, ctx);
+        Ok(())
+    }
+}
+
+impl SchedulerActor {
+    fn unfinished(&self, id: &JobId) -> Result<JobNumber, Fault> {
+        let number = self.known(id)?;
+        let record = self.jobs.get(number).expect("known");
+        if record.has_ended() {
+            let message = format!("job {id} has ended");
+            return Err(Fault { code: ErrorCode::Invalid, message });
+        }
+        Ok(number)
+    }
+}
+
+impl Handler<Pause> for SchedulerActor {
+    type Result = ();
+
+    fn handle(&mut self, Pause(paused): Pause, ctx: &mut Self::Context) {
+        self.input(Input::Pause(paused), ctx);
+    }
+}
+
+impl Handler<QueueOf> for SchedulerActor {
+    type Result = MessageResult<QueueOf>;
+
+    fn handle(&mut self, _: QueueOf, _: &mut Self::Context) -> Self::Result {
+        let mut view = self.core.view(self.fellows.clock.time());
+        view.waiting.truncate(zllm_wire::limits::MAX_LIST_ROWS);
+        let waiting = view.waiting.iter().map(|job| job.job);
+        let numbers = waiting.chain(view.running.iter().map(|job| job.job));
+        let facts: BTreeMap<JobNumber, JobFacts> =
+            numbers.filter_map(|number| Some((number, self.jobs.get(number)?.facts.clone()))).collect();
+        let (mut block_bytes, mut models) = (BTreeMap::new(), BTreeMap::new());
+        for facts in facts.values() {
+            match self.models.state(&facts.model) {
+                Some((_, Some(loaded))) => {
+                    block_bytes.insert(facts.model.clone(), loaded.kv_block_bytes);
+                }
+                Some((ModelState::Failed { message }, _)) => {
+                    models.insert(facts.model.clone(), message);
+                }
+                Some(_) => {
+                    models.insert(facts.model.clone(), "it is being loaded".to_owned());
+                }
+                None => {
+                    models.insert(facts.model.clone(), "it is not loaded".to_owned());
+                }
+            }
+        }
+        MessageResult(QueueAnswer { view, facts, block_bytes, models })
+    }
+}
+
+impl Handler<BatchJobsOf> for SchedulerActor {
+    type Result = MessageResult<BatchJobsOf>;
+
+    fn handle(&mut self, message: BatchJobsOf, _: &mut Self::Context) -> Self::Result {
+        let BatchJobsOf { tenant, batch, after } = message;
+        let after = after.as_ref().and_then(job_number);
+        let those = self.jobs.of_batch(tenant_name(&tenant), &batch);
+        let mut rest = those.skip_while(|(number, _)| after.is_some_and(|after| *number <= after));
+        let jobs = rest.by_ref().take(MAX_BATCH_ROWS).map(|(_, record)| record.batch_job()).collect();
+        MessageResult(BatchPage { jobs, more: rest.next().is_some() })
     }
 }
 
@@ -242,16 +490,27 @@ impl Handler<ReadLog> for SchedulerActor {
     type Result = Option<Arc<JobLog>>;
 
     fn handle(&mut self, ReadLog(id): ReadLog, _: &mut Self::Context) -> Self::Result {
-        Some(self.jobs.get(self.job_number(&id)?)?.log.clone())
+        Some(self.jobs.get(job_number(&id)?)?.log.clone())
     }
 }
 
 impl Handler<DetailOf> for SchedulerActor {
-    type Result = Option<JobDetail>;
+    type Result = ResponseFuture<Option<(JobDetail, Arc<JobLog>)>>;
 
     fn handle(&mut self, DetailOf(id): DetailOf, _: &mut Self::Context) -> Self::Result {
-        let number = self.job_number(&id)?;
-        Some(self.jobs.get(number)?.detail(self.job_info(number)?))
+        let known = job_number(&id).and_then(|number| {
+            let record = self.jobs.get(number)?;
+            let detail = record.detail(self.job_info(number)?, self.fellows.clock.time());
+            let params = record.facts.params_on_disk.then(|| self.params_on_disk(number));
+            Some((detail, record.log.clone(), params))
+        });
+        Box::pin(async move {
+            let (mut detail, log, params) = known?;
+            if let Some(params) = params {
+                detail.params = params.await.unwrap_or_default();
+            }
+            Some((detail, log))
+        })
     }
 }
 
@@ -259,10 +518,9 @@ impl Handler<StoryOf> for SchedulerActor {
     type Result = Option<Story>;
 
     fn handle(&mut self, StoryOf(id): StoryOf, _: &mut Self::Context) -> Self::Result {
-        let record = self.jobs.get(self.job_number(&id)?)?;
-        let loaded = self.models.state(&record.model).and_then(|(_, loaded)| loaded);
-        let text = loaded.map(|loaded| loaded.text.clone());
-        Some(Story { text, prompt_tokens: record.prompt_tokens, cache: record.cache().cloned() })
+        let record = self.jobs.get(job_number(&id)?)?;
+        let text = self.models.text(&record.facts.model).cloned();
+        Some(Story { text, prompt_tokens: record.facts.prompt_tokens, cache: record.cache().cloned() })
     }
 }
 
@@ -273,7 +531,7 @@ impl Handler<JobsOf> for SchedulerActor {
         let JobsOf { session, limit } = message;
         self.jobs
             .latest_first()
-            .filter(|(_, record)| session.is_none() || record.session_ref() == session)
+            .filter(|(_, record)| session.is_none() || record.facts.session_ref() == session)
             .take(limit)
             .filter_map(|(number, _)| self.job_info(number))
             .collect()
@@ -308,19 +566,23 @@ impl Handler<Snapshot> for SchedulerActor {
     type Result = MessageResult<Snapshot>;
 
     fn handle(&mut self, _: Snapshot, _: &mut Self::Context) -> Self::Result {
-        MessageResult(SchedulerSnapshot { load: self.core.load(), draining: self.core.is_draining() })
+        MessageResult(SchedulerSnapshot {
+            load: self.core.load(),
+            draining: self.core.is_draining(),
+            jobs_fault: self.durable.fault(),
+        })
     }
 }
 
 /// A refusal as a client is told.
-fn fault_of(refusal: Refusal) -> Fault {
+pub(super) fn fault_of(refusal: Refusal) -> Fault {
     let code = match &refusal {
         Refusal::QueueFull { retry_after, .. } => {
             ErrorCode::Refused { retry_after_ms: retry_after.as_millis() as u64 }
         }
         Refusal::NoModel { .. } => ErrorCode::Refused { retry_after_ms: 1000 },
-        Refusal::Draining => ErrorCode::Draining,
-        Refusal::NeverFits { .. } => ErrorCode::Invalid,
+        Refusal::Stopping | Refusal::Paused => ErrorCode::Draining,
+        Refusal::NeverFits { .. } | Refusal::TooLarge { .. } => ErrorCode::Invalid,
     };
     Fault { code, message: refusal.to_string() }
 }

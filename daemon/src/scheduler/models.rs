@@ -1,9 +1,10 @@
 //! The life of each model: available, loading, loaded, closing. Pure bookkeeping; the scheduler actor carries it out.
 
 use super::plan::ModelName;
-use crate::device::port::{LoadProgress, Loaded};
+use crate::device::port::{LoadProgress, Loaded, TextModel};
 use crate::limits::MAX_LOADED_MODELS;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use tokio::sync::{oneshot, watch};
 use zllm_wire::{ErrorCode, Fault};
 
@@ -143,6 +144,11 @@ impl ModelTable {
                 let _ = heard.send(());
             }
         }
+    }
+
+    /// The text side of a model, while it is loaded.
+    pub(crate) fn text(&self, model: &str) -> Option<&Arc<dyn TextModel>> {
+        self.state(model)?.1.map(|loaded| &loaded.text)
     }
 
     /// Whether `model` takes jobs.

@@ -12,10 +12,11 @@ use crate::device::{DeviceSnapshot, Devices};
 use crate::kv_store::{self, KvStoreActor};
 use crate::limits::{MAX_ARRIVING, MAX_ENCODING};
 use crate::metrics::Metrics;
-use crate::scheduler::core::ConnectionId;
+use crate::scheduler::core::{Amount, ConnectionId};
 use crate::scheduler::models::{LoadState, LoadWatch};
 use crate::scheduler::{
-    self, CancelJob, DetailOf, JobsOf, ModelStates, ReadLog, SchedulerActor, Unload, WantModel,
+    self, CancelJobs, DetailOf, HoldJob, JobsOf, ModelStates, ReadLog, SchedulerActor, SetClass, Unload,
+    WantModel,
 };
 use crate::stop::{StopHandle, StopReason};
 use actix::Addr;
@@ -24,8 +25,8 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 use zllm_wire::limits::MAX_LIST_ROWS;
 use zllm_wire::{
-    Answer, BlockUsage, CancelTarget, DeviceInfo, ErrorCode, Fault, ModelInfo, ModelState, Op, ShowTarget,
-    Speed, Status, Tier, TokenIds,
+    Answer, BlockUsage, DeviceInfo, ErrorCode, Fault, ModelInfo, ModelState, Op, ShowTarget, Status, Tier,
+    TokenIds,
 };
 
 /// Everything that requests need.
@@ -39,6 +40,8 @@ pub(crate) struct Services {
     pub(crate) stop: StopHandle,
     pub(crate) default_max_tokens: usize,
     pub(crate) queue_capacity: usize,
+    /// What may wait of one tenant.
+    pub(crate) tenant_limit: Amount,
     /// Requests before the queue: waiting for a load or being tokenized.
     pub(crate) arriving: Arc<Semaphore>,
     /// Requests that are being tokenized.
@@ -130,16 +133,15 @@ pub(super) async fn answer(
             let log = log.ok_or_else(|| not_found("job", &job))?;
             submit::stream(log.reader(from), replies).await
         }
-        Op::Cancel { target: CancelTarget::Job(job) } => {
-            let ended = services.ask_scheduler(CancelJob(job.clone())).await?;
-            let ended = ended.ok_or_else(|| not_found("job", &job))?;
-            Ok(Answer::Cancelled { jobs: ended.into() })
+        Op::Cancel { target } => {
+            let jobs = services.ask_scheduler(CancelJobs(target)).await??;
+            Ok(Answer::Cancelled { jobs })
         }
         Op::List => services.list().await,
         Op::Show(ShowTarget::Job(job)) => {
             let detail = services.ask_scheduler(DetailOf(job.clone())).await?;
-            let detail = detail.ok_or_else(|| not_found("job", &job))?;
-            Ok(Answer::Job(Box::new(detail)))
+            let (detail, log) = detail.ok_or_else(|| not_found("job", &job))?;
+            Ok(Answer::Job(Box::new(super::queue::with_texts(detail, &log).await?)))
         }
         Op::Show(ShowTarget::Session(session)) => services.show_session(session).await,
         Op::Evict { target, tier } => services.evict(target, tier).await,
@@ -157,14 +159,13 @@ pub(super) async fn answer(
             Ok(Answer::Tokens(TokenIds(tokens)))
         }
         Op::Inspect(target) => Ok(Answer::Inspection { json: submit::inspect(target, services).await? }),
-        Op::Cancel { .. }
-        | Op::Queue
-        | Op::Hold { .. }
-        | Op::Release { .. }
-        | Op::SetClass { .. }
-        | Op::Drain
-        | Op::Resume
-        | Op::BatchJobs { .. } => Err(fault(ErrorCode::Invalid, "not served yet").into()),
+        Op::Queue => services.queue().await,
+        Op::Hold { job } => services.change_job(HoldJob { job, held: true }).await,
+        Op::Release { job } => services.change_job(HoldJob { job, held: false }).await,
+        Op::SetClass { job, class } => services.change_job(SetClass { job, class }).await,
+        Op::Drain => services.pause(true).await,
+        Op::Resume => services.pause(false).await,
+        Op::BatchJobs { tenant, batch, after } => services.batch_jobs(tenant, batch, after).await,
         Op::Stop { drain } => {
             services.stop.stop(if drain { StopReason::Drain } else { StopReason::Now });
             Ok(Answer::Done)
@@ -258,7 +259,8 @@ impl Services {
     }
 
     async fn status(&self) -> Result<Status, Fault> {
-        let scheduler::SchedulerSnapshot { load, draining } = self.ask_scheduler(scheduler::Snapshot).await?;
+        let scheduler::SchedulerSnapshot { load, draining, jobs_fault } =
+            self.ask_scheduler(scheduler::Snapshot).await?;
         let kv = self.kv.send(kv_store::Snapshot).await.map_err(gone)?;
         let devices = self.devices.snapshots().await.map_err(gone)?;
         let totals = self.metrics.totals();
@@ -292,11 +294,11 @@ impl Services {
             kv: kv_status(&kv),
             queued_jobs: load.queued_jobs as u32,
             queue_capacity: self.queue_capacity as u32,
-            held_jobs: 0,
-            parked_jobs: 0,
+            held_jobs: load.held_jobs as u32,
+            parked_jobs: load.parked_jobs as u32,
             running_jobs: load.running_jobs as u32,
-            jobs_durable: false,
-            jobs_fault: Some("detached jobs are kept in memory only".into()),
+            jobs_durable: jobs_fault.is_none(),
+            jobs_fault,
             sessions: kv.sessions as u32,
             connections: self.metrics.connections().get() as u32,
             jobs_done: totals.done,
@@ -306,7 +308,7 @@ impl Services {
             prompt_tokens: totals.prompt_tokens,
             cached_tokens: totals.cached_tokens,
             generated_tokens: totals.generated_tokens,
-            speed: Speed::default(),
+            speed: self.metrics.speed(self.clock.now()),
         })
     }
 }

@@ -8,11 +8,12 @@ use crate::inspect::{self, InspectError};
 use crate::kv_store::ContinueSession;
 use crate::limits::{MAX_ARRIVING, MAX_LABEL_BYTES, MAX_LOGPROBS_PER_JOB};
 use crate::metrics::Outcome;
-use crate::scheduler::SubmitJob;
 use crate::scheduler::core::ConnectionId;
 use crate::scheduler::log::LogReader;
 use crate::scheduler::models::LoadState;
+use crate::scheduler::{SubmitJob, Submitted};
 use std::path::PathBuf;
+use std::time::Duration;
 use tokio::sync::SemaphorePermit;
 use zllm_state::SessionName;
 use zllm_wire::limits::MAX_CHOICES;
@@ -25,14 +26,12 @@ pub(super) async fn submit(
     connection: ConnectionId,
     services: &Services,
 ) -> Result<Answer, Unanswered> {
-    let arrived_at = services.clock.now();
-    let Submit { model, prompt, params, session, tenant, detached, stream: streamed, label, class, .. } =
-        request;
-    if request.deadline_ms.or(request.max_wait_ms).is_some()
-        || request.key.is_some()
-        || request.batch.is_some()
-    {
-        let message = "deadline_ms, max_wait_ms, key and batch are not served yet";
+    let arrived_at = services.clock.time();
+    let Submit { model, prompt, params, session, tenant, detached, stream: streamed, label, .. } = request;
+    let Submit { class, deadline_ms, max_wait_ms, key, batch, .. } = request;
+    if key.is_some() && !detached {
+        let message =
+            "a key is for a detached job: one that ends with its connection is never asked for again";
         return Err(refuse(services, fault(ErrorCode::Invalid, message)).into());
     }
     if label.as_ref().is_some_and(|label| label.len() > MAX_LABEL_BYTES) {
@@ -54,13 +53,17 @@ pub(super) async fn submit(
         session,
         label,
         class,
+        batch,
+        key,
         bytes,
         arrived_at,
+        start_by: max_wait_ms.map(|ms| arrived_at + Duration::from_millis(ms)),
+        deadline: deadline_ms.map(|ms| arrived_at + Duration::from_millis(ms)),
         owner: (!detached).then_some(connection),
     };
-    let (job, log) = services.ask_scheduler(job).await??;
-    tracing::debug!(%job, "accepted");
-    replies.send(Answer::Accepted { job, known: false }).await?;
+    let Submitted { job, log, known } = services.ask_scheduler(job).await??;
+    tracing::debug!(%job, known, "accepted");
+    replies.send(Answer::Accepted { job, known }).await?;
     if streamed { stream(log.reader(0), replies).await } else { Ok(Answer::Done) }
 }
 

@@ -269,8 +269,8 @@ impl KvStore {
     }
 
     /// A request without a session has ended.
-    pub(super) fn keep_unnamed(&mut self, keys: &[BlockKey]) {
-        if self.options.save == SavePolicy::All {
+    pub(super) fn keep_unnamed(&mut self, keys: &[BlockKey], wanted_again: bool) {
+        if self.options.save == SavePolicy::All || (wanted_again && self.keeps_sessions()) {
             self.want(keys);
         }
     }

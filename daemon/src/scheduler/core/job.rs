@@ -1,26 +1,39 @@
 //! One job inside the scheduler's core: where each of its answers is, and what it took so far.
 
-use super::{ConnectionId, Lease, Measure, NewJob, Uptime, token_tiers};
-use crate::scheduler::plan::ModelName;
+use super::{
+    ConnectionId, Generated, Lease, Measure, NewJob, Progress, RestoredChoice, RestoredJob, Time, token_tiers,
+};
+use crate::scheduler::plan::{Accepted, ModelName};
 use std::sync::Arc;
 use std::time::Duration;
 use zllm_state::{BLOCK_TOKENS, ByTier};
-use zllm_wire::{ChoiceEnd, Event, FinishReason, TokenLogprob, Usage};
+use zllm_wire::{ChoiceEnd, Class, Event, FinishReason, Usage};
 
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) model: ModelName,
     pub(super) tenant: String,
+    pub(super) class: Class,
     pub(super) prompt: Arc<[u32]>,
     pub(super) max_tokens: usize,
     pub(super) bytes: usize,
     pub(super) owner: Option<ConnectionId>,
-    pub(super) arrived_at: Uptime,
+    pub(super) arrived_at: Time,
+    pub(super) start_by: Option<Time>,
+    pub(super) deadline: Option<Time>,
+    /// Its record is on disk, or it needs none.
+    pub(super) stored: bool,
+    /// It waits until it is let go.
+    pub(super) held: bool,
     /// To be ended as soon as whoever works on it has answered.
     pub(super) stopping: Option<Stop>,
     /// The KV store was told to bring its KV nearer.
     pub(super) prefetched: bool,
-    /// Its answers, in order. They start in order, so those that wait are the last ones.
+    /// Since when it waits: its arrival, or when it was parked.
+    pub(super) waiting_since: Time,
+    /// Jobs that came later and started earlier because that is less work.
+    pub(super) bypassed: u32,
+    /// Its answers, in order.
     pub(super) choices: Vec<Choice>,
     tally: Tally,
 }
@@ -35,7 +48,7 @@ pub(super) enum Stop {
 /// One answer.
 #[derive(Debug)]
 pub(super) enum Choice {
-    Waiting,
+    Waiting(Progress),
     Running(Box<Running>),
     Ended(ChoiceEnd),
 }
@@ -43,11 +56,11 @@ pub(super) enum Choice {
 /// What a job took so far, all its answers together.
 #[derive(Debug, Default)]
 struct Tally {
-    started_at: Option<Uptime>,
+    started_at: Option<Time>,
     cached: ByTier,
     generated: usize,
-    first_token_at: Option<Uptime>,
-    last_token_at: Option<Uptime>,
+    first_token_at: Option<Time>,
+    last_token_at: Option<Time>,
 }
 
 /// An admitted sequence.
@@ -57,21 +70,21 @@ pub(super) struct Running {
     choice: u32,
     /// The prompt and what was generated.
     pub(super) tokens: Vec<u32>,
+    prompt_tokens: usize,
     /// Leading tokens whose KV is in the blocks. At least one token is always left: the next to feed.
     pub(super) computed: usize,
     /// Leading blocks that are committed.
     committed: usize,
-    pub(super) generated: usize,
+    /// The class that it was admitted as: its own, or one above after a long wait.
+    pub(super) level: u8,
+    /// It gives way as soon as the step that it is in has ended.
+    pub(super) parking: bool,
     /// The device keeps something for it.
     pub(super) device_knows: bool,
-    /// Tokens generated since the last text event.
-    unsent_tokens: u32,
-    /// Their log probabilities, when the request wants them.
-    unsent_logprobs: Vec<TokenLogprob>,
-    /// Text of those tokens that waits for the end of what may be a stop string.
-    pub(super) held: String,
-    pub(super) started_at: Uptime,
-    last_token_at: Option<Uptime>,
+    /// Text, log probabilities and sampler since the last text event; its tokens are in `tokens`.
+    progress: Progress,
+    pub(super) started_at: Time,
+    last_token_at: Option<Time>,
 }
 
 /// KV positions that an answer may fill: the last token that is sampled is never fed.
@@ -87,52 +100,116 @@ impl Job {
         Self {
             model: new.model,
             tenant: new.tenant,
+            class: new.class,
             prompt: new.prompt.into(),
             max_tokens: new.max_tokens,
             bytes: new.bytes,
+            stored: new.owner.is_some(),
             owner: new.owner,
             arrived_at: new.arrived_at,
+            start_by: new.start_by,
+            deadline: new.deadline,
+            held: false,
             stopping: None,
             prefetched: false,
-            choices: (0..new.choices).map(|_| Choice::Waiting).collect(),
+            waiting_since: new.arrived_at,
+            bypassed: 0,
+            choices: (0..new.choices).map(|_| Choice::Waiting(Progress::default())).collect(),
             tally: Tally::default(),
         }
     }
 
-    /// The answer that starts next.
-    pub(super) fn next_waiting(&self) -> Option<u32> {
-        self.choices.iter().position(|choice| matches!(choice, Choice::Waiting)).map(|choice| choice as u32)
+    /// A durable job as an earlier run of the daemon left it.
+    pub(super) fn restored(restored: RestoredJob) -> Self {
+        let RestoredJob { job, held, started, choices } = restored;
+        assert_eq!(choices.len(), job.choices as usize, "a restored job has all of its answers");
+        let mut job = Self { held, stored: true, ..Self::new(job) };
+        if let Some((at, cached)) = started {
+            let generated = choices.iter().map(|choice| match choice {
+                RestoredChoice::Open(progress) => progress.generated.len(),
+                RestoredChoice::Ended { generated, .. } => *generated,
+            });
+            let generated = generated.sum();
+            let first_token_at = (generated > 0).then_some(at);
+            job.tally =
+                Tally { started_at: Some(at), cached, generated, first_token_at, last_token_at: None };
+        }
+        let choice = |choice| match choice {
+            RestoredChoice::Open(progress) => Choice::Waiting(progress),
+            RestoredChoice::Ended { end, .. } => Choice::Ended(end),
+        };
+        job.choices = choices.into_iter().map(choice).collect();
+        job
     }
 
-    /// Whether its first answer has begun.
+    pub(super) fn is_durable(&self) -> bool {
+        self.owner.is_none()
+    }
+
+    /// The answer that starts next.
+    pub(super) fn next_waiting(&self) -> Option<u32> {
+        self.choices
+            .iter()
+            .position(|choice| matches!(choice, Choice::Waiting(_)))
+            .map(|choice| choice as u32)
+    }
+
+    /// Whether its first answer has begun, now or before it was parked.
     pub(super) fn has_started(&self) -> bool {
-        !matches!(self.choices[0], Choice::Waiting)
+        self.tally.started_at.is_some()
     }
 
     pub(super) fn is_running(&self) -> bool {
         self.choices.iter().any(|choice| matches!(choice, Choice::Running(_)))
     }
 
+    /// Tokens generated so far, in all answers.
+    pub(super) fn generated(&self) -> usize {
+        self.tally.generated
+    }
+
     /// Whether its next answer may start. The first computes the prompt; the others find most of it in the KV cache when
     /// that is done.
     pub(super) fn may_start_next(&self) -> bool {
-        let prompt_is_computed = match &self.choices[0] {
-            Choice::Waiting => return self.stopping.is_none(),
-            Choice::Running(first) => first.generated > 0,
-            Choice::Ended(_) => true,
-        };
-        prompt_is_computed && self.stopping.is_none() && self.next_waiting().is_some()
+        if self.stopping.is_some() || self.held || !self.stored {
+            return false;
+        }
+        match (self.next_waiting(), &self.choices[0]) {
+            (None, _) => false,
+            (Some(0), _) | (_, Choice::Ended(_)) => true,
+            (_, Choice::Running(first)) => first.generated() > 0,
+            (_, Choice::Waiting(_)) => unreachable!("the first answer that waits is the next one"),
+        }
     }
 
-    /// Starts an answer. One whose job is stopping takes its lease to give it back, and leaves no trace.
-    pub(super) fn start(&mut self, choice: u32, lease: Lease, now: Uptime) {
-        assert!(matches!(self.choices[choice as usize], Choice::Waiting), "an answer starts once");
-        if choice == 0 && self.stopping.is_none() {
-            self.tally.started_at = Some(now);
-            self.tally.cached = lease.cache.cached;
+    /// The prompt, and what an answer that waits has generated.
+    pub(super) fn tokens_of(&self, choice: u32) -> Arc<[u32]> {
+        match &self.choices[choice as usize] {
+            Choice::Waiting(progress) if !progress.generated.is_empty() => {
+                self.prompt.iter().chain(&progress.generated).copied().collect()
+            }
+            Choice::Waiting(_) => self.prompt.clone(),
+            other => unreachable!("answer {choice} does not wait: {other:?}"),
         }
-        self.choices[choice as usize] =
-            Choice::Running(Box::new(Running::new(choice, &self.prompt, lease, now)));
+    }
+
+    /// Starts an answer, or goes on with it; true when it is the start of the job. One whose job is stopping takes its lease
+    /// to give it back, and leaves no trace.
+    pub(super) fn start(&mut self, choice: u32, lease: Lease, level: u8, now: Time) -> bool {
+        let tokens = self.tokens_of(choice).to_vec();
+        let place = &mut self.choices[choice as usize];
+        let Choice::Waiting(progress) = std::mem::replace(place, Choice::Ended(CANCELLED)) else {
+            unreachable!("an answer starts when it waits");
+        };
+        let cached = lease.cache.cached;
+        let running = Running::new(choice, self.prompt.len(), tokens, progress, lease, level, now);
+        *place = Choice::Running(Box::new(running));
+        let first = self.tally.started_at.is_none() && self.stopping.is_none();
+        if first {
+            self.tally.started_at = Some(now);
+            self.tally.cached = cached;
+        }
+        first
     }
 
     /// An answer that is on the device.
@@ -162,8 +239,28 @@ impl Job {
         }
     }
 
+    /// Has an answer that runs wait; what it held.
+    pub(super) fn park_choice(&mut self, choice: u32, now: Time) -> Box<Running> {
+        let mut running = self.end_choice(choice, CANCELLED);
+        self.choices[choice as usize] = Choice::Waiting(running.take_progress());
+        self.waiting_since = now;
+        running
+    }
+
+    /// Ends the answers that wait, with the text that they held back: what is cut short has let go of nothing.
+    pub(super) fn end_waiting(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        for (choice, place) in (0..).zip(&mut self.choices) {
+            if let Choice::Waiting(progress) = place {
+                events.extend(progress.last_event(choice));
+                *place = Choice::Ended(CANCELLED);
+            }
+        }
+        events
+    }
+
     /// Counts a sampled token; the time since the token before it in its answer, or for the first of all since the request.
-    pub(super) fn note_token(&mut self, choice: u32, token: u32, now: Uptime) -> Option<Measure> {
+    pub(super) fn note_token(&mut self, choice: u32, token: u32, now: Time) -> Option<Measure> {
         let since_the_last = self.running_mut(choice).note_token(token, now);
         self.tally.generated += 1;
         self.tally.last_token_at = Some(now);
@@ -175,7 +272,7 @@ impl Job {
     }
 
     /// The terminal event of a job of which nothing runs any more.
-    pub(super) fn terminal_event(self, now: Uptime) -> Event {
+    pub(super) fn terminal_event(self, now: Time) -> Event {
         let usage = self.usage(now);
         if let Some(Stop::Failed(message)) = self.stopping {
             return Event::Failed { message };
@@ -186,7 +283,7 @@ impl Job {
         Event::Finished { reason, choices, usage }
     }
 
-    fn usage(&self, now: Uptime) -> Usage {
+    fn usage(&self, now: Time) -> Usage {
         let Tally { started_at, cached, generated, first_token_at, last_token_at } = self.tally;
         let mut usage = Usage { prompt_tokens: self.prompt.len() as u64, ..Usage::default() };
         let Some(started_at) = started_at else {
@@ -207,23 +304,46 @@ impl Job {
 }
 
 impl Running {
-    fn new(choice: u32, prompt: &[u32], lease: Lease, now: Uptime) -> Self {
+    fn new(
+        choice: u32,
+        prompt_tokens: usize,
+        tokens: Vec<u32>,
+        progress: Progress,
+        lease: Lease,
+        level: u8,
+        now: Time,
+    ) -> Self {
         let cached_tokens = lease.cached_tokens();
-        assert!(cached_tokens < prompt.len(), "one prompt token at least is computed, for its logits");
+        assert!(cached_tokens < tokens.len(), "one token at least is computed, for its logits");
         Self {
             choice,
-            tokens: prompt.to_vec(),
+            tokens,
+            prompt_tokens,
             computed: cached_tokens,
             committed: cached_tokens / BLOCK_TOKENS,
             lease,
-            generated: 0,
+            level,
+            parking: false,
             device_knows: false,
-            unsent_tokens: 0,
-            unsent_logprobs: Vec::new(),
-            held: String::new(),
+            progress: Progress { generated: Vec::new(), ..progress },
             started_at: now,
             last_token_at: None,
         }
+    }
+
+    /// What its sampler knows beside its tokens.
+    pub(super) fn state(&self) -> f32 {
+        self.progress.state
+    }
+
+    /// Tokens generated in this answer.
+    pub(super) fn generated(&self) -> usize {
+        self.tokens.len() - self.prompt_tokens
+    }
+
+    /// Tokens whose KV is to be computed before the next one can be sampled.
+    pub(super) fn pending(&self) -> usize {
+        self.tokens.len() - self.computed
     }
 
     /// Tokens of the blocks that have become full, in order; each is given once. The first may have begun with cached
@@ -235,36 +355,51 @@ impl Running {
         blocks.map(|block| self.tokens[block * BLOCK_TOKENS..(block + 1) * BLOCK_TOKENS].to_vec()).collect()
     }
 
-    /// The event that sends `text` for all tokens since the last one; none for no text.
-    pub(super) fn text_event(&mut self, text: String) -> Option<Event> {
-        (!text.is_empty()).then(|| self.event_of(text))
+    /// Takes in what the device said of a sampled token that [`Job::note_token`] has counted: the text event that it leads
+    /// to, if any, and what is to be kept of it.
+    pub(super) fn take_token(&mut self, accepted: Accepted) -> (Option<Event>, Generated) {
+        let Accepted { token, text, held, logprob, state, finish } = accepted;
+        let progress = &mut self.progress;
+        progress.state = state;
+        progress.unsent_tokens += 1;
+        progress.unsent_logprobs.extend(logprob.clone());
+        progress.held.clone_from(&held);
+        let sent = !text.is_empty();
+        let event = sent.then(|| progress.event_of(self.choice, text));
+        let logprob = logprob.filter(|_| !sent);
+        let generated = Generated { choice: self.choice, token, state, sent, logprob, held, end: finish };
+        (event, generated)
     }
 
     /// The event that sends what was held back, or log probabilities that no text has taken along; none for neither.
     pub(super) fn last_event(&mut self) -> Option<Event> {
-        let held = std::mem::take(&mut self.held);
-        (!held.is_empty() || !self.unsent_logprobs.is_empty()).then(|| self.event_of(held))
+        self.progress.last_event(self.choice)
     }
 
-    fn event_of(&mut self, text: String) -> Event {
-        let tokens = std::mem::take(&mut self.unsent_tokens);
-        let logprobs = std::mem::take(&mut self.unsent_logprobs);
-        Event::Text { choice: self.choice, text, tokens, logprobs }
-    }
-
-    /// Takes in what the device said of a sampled token that [`Job::note_token`] has counted.
-    pub(super) fn take_text(&mut self, logprob: Option<TokenLogprob>, held: String) {
-        self.unsent_tokens += 1;
-        self.unsent_logprobs.extend(logprob);
-        self.held = held;
+    fn take_progress(&mut self) -> Progress {
+        let generated = self.tokens[self.prompt_tokens..].to_vec();
+        Progress { generated, ..std::mem::take(&mut self.progress) }
     }
 
     /// Appends a sampled token; the time since the one before.
-    fn note_token(&mut self, token: u32, now: Uptime) -> Option<Duration> {
+    fn note_token(&mut self, token: u32, now: Time) -> Option<Duration> {
         assert_eq!(self.computed, self.tokens.len(), "a token is sampled after the last one");
         self.tokens.push(token);
-        self.generated += 1;
         self.last_token_at.replace(now).map(|last| now.saturating_sub(last))
+    }
+}
+
+impl Progress {
+    fn last_event(&mut self, choice: u32) -> Option<Event> {
+        let held = std::mem::take(&mut self.held);
+        (!held.is_empty() || !self.unsent_logprobs.is_empty()).then(|| self.event_of(choice, held))
+    }
+
+    /// The event that sends `text` for all tokens since the last one.
+    fn event_of(&mut self, choice: u32, text: String) -> Event {
+        let tokens = std::mem::take(&mut self.unsent_tokens);
+        let logprobs = std::mem::take(&mut self.unsent_logprobs);
+        Event::Text { choice, text, tokens, logprobs }
     }
 }
 

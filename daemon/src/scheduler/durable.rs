@@ -1,0 +1,435 @@
+//! Durable jobs on their way to the disk and back: submitted, journalled, taken up again when the daemon starts.
+
+use super::SchedulerActor;
+use super::core::{Input, NewJob, Progress, Refusal, RestoredChoice, RestoredJob, Time};
+use super::jobs::JobFacts;
+use super::journal::Write;
+use super::log::{JobLog, is_terminal};
+use super::messages::{Submitted, fault_of, job_id};
+use super::plan::{JobNumber, ModelName};
+use crate::clock::Clock;
+use crate::config::JobSettings;
+use crate::job_disk::{
+    Ending, JobDisk, Opened, StoredJob, Summary, TokenEntry, decode_request, encode_request,
+};
+use crate::limits::MAX_ATTEMPTS;
+use crate::metrics::Outcome;
+use crate::pulse::Pulses;
+use actix::prelude::*;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot::Receiver;
+use zllm_state::{ByTier, JobChange, JobClass, JobRecord, JobState, Retention};
+use zllm_wire::{Class, ErrorCode, Event, Fault, FinishReason, GenerationParams, IdempotencyKey, SessionId};
+
+/// Whether jobs can be durable.
+pub(crate) enum Durable {
+    /// Not, and why.
+    Off(String),
+    /// The disk is being opened, or is open.
+    On {
+        disk: JobDisk,
+        /// What was there at the start, until it is taken up.
+        opened: Option<Receiver<Result<Opened, String>>>,
+        /// Ended jobs that are listed.
+        keep_jobs: usize,
+    },
+}
+
+/// Takes up what an earlier run left; answered when that is done, or known to be impossible.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct Recover;
+
+impl Durable {
+    /// Begins to open what is kept.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub(crate) fn start(settings: &JobSettings, clock: Clock, pulses: &Pulses) -> std::io::Result<Self> {
+        let Some(dir) = settings.dir.clone() else {
+            return Ok(Self::Off("no folder is configured for them; set jobs.dir or kv.dir".to_owned()));
+        };
+        let retention = Retention {
+            max_age_ms: settings.keep.map_or(u64::MAX, |keep| keep.as_millis() as u64),
+            max_jobs: settings.keep_jobs,
+            max_bytes: settings.keep_bytes,
+        };
+        let (disk, opened) = JobDisk::spawn(dir, retention, clock, pulses)?;
+        Ok(Self::On { disk, opened: Some(opened), keep_jobs: settings.keep_jobs as usize })
+    }
+
+    /// # Errors
+    /// Why no job is durable, as a client is told.
+    pub(super) fn is_on(&self) -> Result<(), Fault> {
+        match self {
+            Self::On { .. } => Ok(()),
+            Self::Off(why) => {
+                let message = format!("durable jobs cannot be taken: {why}");
+                Err(Fault { code: ErrorCode::Failed, message })
+            }
+        }
+    }
+
+    pub(super) fn fault(&self) -> Option<String> {
+        match self {
+            Self::On { .. } => None,
+            Self::Off(why) => Some(why.clone()),
+        }
+    }
+
+    /// # Panics
+    /// When no job is durable.
+    fn disk(&self) -> &JobDisk {
+        match self {
+            Self::On { disk, .. } => disk,
+            Self::Off(why) => unreachable!("a durable job has a disk: {why}"),
+        }
+    }
+}
+
+// ---- submitting ----
+
+type Answer = ResponseActFuture<SchedulerActor, Result<Submitted, Fault>>;
+
+impl SchedulerActor {
+    pub(super) fn new_log(&self, number: JobNumber, durable: bool) -> Arc<JobLog> {
+        if durable { JobLog::stored(number.0, self.durable.disk().clone(), 0) } else { JobLog::in_memory() }
+    }
+
+    /// Writes a new job's record; the job is acknowledged, and may start, when it is on disk.
+    pub(super) fn store(&mut self, number: JobNumber, prompt: Vec<u32>) -> Answer {
+        let facts = &self.jobs.get(number).expect("taken just now").facts;
+        let stored = self.durable.disk().submit(record_of(number, facts, prompt));
+        Box::pin(stored.into_actor(self).map(move |stored, actor, ctx| {
+            let message = match stored.unwrap_or_else(|_| Err("the job disk's thread has ended".to_owned())) {
+                Ok(zllm_state::Submitted::New) => {
+                    actor.journal.recorded(number);
+                    actor.input(Input::Stored(number), ctx);
+                    return Ok(actor.submitted(number, false).expect("kept until its end is on disk"));
+                }
+                Ok(zllm_state::Submitted::Known(first)) => {
+                    actor.unstore(number, ctx);
+                    match actor.submitted(JobNumber(first), true) {
+                        Some(known) => return Ok(known),
+                        None => {
+                            format!("its key's first job, {}, is no longer kept", job_id(JobNumber(first)))
+                        }
+                    }
+                }
+                Err(message) => {
+                    actor.unstore(number, ctx);
+                    message
+                }
+            };
+            actor.fellows.metrics.request(Outcome::Refused);
+            let message = format!("the job cannot be stored and was not taken: {message}");
+            Err(Fault { code: ErrorCode::Failed, message })
+        }))
+    }
+
+    fn unstore(&mut self, number: JobNumber, ctx: &mut Context<Self>) {
+        self.journal.forget(number);
+        self.jobs.remove(number);
+        self.samplers.retain(|sequence, _| sequence.job != number);
+        self.input(Input::Unstored(number), ctx);
+    }
+
+    /// Refuses a job, unless it was taken before with the same key.
+    pub(super) fn refuse(&mut self, refusal: Refusal, key: Option<(String, IdempotencyKey)>) -> Answer {
+        let known = match (key, &self.durable) {
+            (Some((tenant, key)), Durable::On { disk, .. }) => Some(disk.find(tenant, key.to_string())),
+            _ => None,
+        };
+        let known = async move {
+            match known {
+                Some(known) => known.await.ok().and_then(Result::ok).flatten(),
+                None => None,
+            }
+        };
+        Box::pin(known.into_actor(self).map(move |known, actor, _| {
+            let known = known.and_then(|first| actor.submitted(JobNumber(first), true));
+            known.ok_or_else(|| fault_of(refusal))
+        }))
+    }
+
+    /// The parameters of a job that ended in an earlier run.
+    pub(super) fn params_on_disk(
+        &self,
+        number: JobNumber,
+    ) -> impl Future<Output = Option<GenerationParams>> + 'static {
+        let record = self.durable.disk().record(number.0);
+        async move {
+            let record = record.await.ok()?.ok()??;
+            decode_request(&record.request).ok()
+        }
+    }
+
+    // ---- journalling ----
+
+    /// An event of a durable job: shown when it is in the log.
+    pub(super) fn journal_event(&mut self, job: JobNumber, event: Event) {
+        if !is_terminal(&event) {
+            return self.journal.event(job, event);
+        }
+        let state = match &event {
+            Event::Finished { reason: FinishReason::Cancelled, .. } => JobState::Cancelled,
+            Event::Finished { .. } => JobState::Done,
+            _ => JobState::Failed,
+        };
+        self.journal.end(job, event, state, self.fellows.clock.time());
+    }
+
+    /// Begins the writes that are due.
+    pub(super) fn flush_journal(&mut self, ctx: &mut Context<Self>) {
+        let Durable::On { disk, .. } = &self.durable else { return };
+        let disk = disk.clone();
+        for (job, write) in self.journal.take_writes(self.fellows.clock.time()) {
+            let written = match &write {
+                Write::Append { tokens, events } => disk.append(job.0, tokens.clone(), events.clone()),
+                Write::Change(change) => disk.change(change.clone()),
+                Write::Finish { change, events } => {
+                    let summary = Some(self.summary(job, events));
+                    disk.finish(JobChange { summary, ..change.clone() }, events.clone())
+                }
+            };
+            ctx.spawn(written.into_actor(self).map(move |result, actor, ctx| {
+                let result = result.unwrap_or_else(|_| Err("the job disk's thread has ended".to_owned()));
+                actor.written(job, write, result, ctx);
+            }));
+        }
+    }
+
+    /// What listings will tell of a job that ends.
+    fn summary(&self, job: JobNumber, rest: &[(u64, Event)]) -> Vec<u8> {
+        let prompt_tokens = self.jobs.get(job).map_or(0, |record| record.facts.prompt_tokens) as u32;
+        let ending = rest.last().map(|(offset, last)| Ending { events: offset + 1, last: last.clone() });
+        Summary { prompt_tokens, ending }.encode()
+    }
+
+    fn written(&mut self, job: JobNumber, write: Write, result: Result<(), String>, ctx: &mut Context<Self>) {
+        let now = self.fellows.clock.time();
+        if let Err(message) = &result {
+            tracing::warn!(job = %job_id(job), message, "the job's journal cannot be written; trying again");
+        }
+        let shown = self.journal.written(job, write, result.map_err(|_| ()), now);
+        self.jobs.events(job, shown, now);
+        self.settle(ctx);
+    }
+
+    // ---- taking up ----
+
+    /// Fails jobs that were submitted to another file of that name.
+    pub(super) fn refuse_changed(&mut self, model: &ModelName, fingerprint: &[u8; 32]) {
+        let changed =
+            |facts: &JobFacts| facts.detached && facts.model == **model && facts.fingerprint != *fingerprint;
+        let those =
+            self.jobs.latest_first().filter(|(_, record)| !record.has_ended() && changed(&record.facts));
+        let message = "its model's file has changed since it was submitted; submit it again";
+        let those: Vec<_> = those.map(|(number, _)| (number, message.to_owned())).collect();
+        self.failures.extend(those);
+    }
+
+    fn take_up(&mut self, opened: Opened, listed: Vec<JobRecord>, keep_jobs: usize, ctx: &mut Context<Self>) {
+        self.last_job = self.last_job.max(opened.last_number);
+        self.jobs.keep_durable(keep_jobs);
+        let ended = listed.into_iter().filter(|record| record.state.is_terminal());
+        // The first that ended first, as they will be forgotten.
+        let mut ended: Vec<JobRecord> = ended.collect();
+        ended.sort_by_key(|record| record.ended_ms);
+        ended.iter().for_each(|record| self.remember(record));
+        if !opened.jobs.is_empty() {
+            tracing::info!(jobs = opened.jobs.len(), "durable jobs go on");
+        }
+        opened.jobs.into_iter().for_each(|stored| self.restore(stored, ctx));
+    }
+
+    fn restore(&mut self, stored: StoredJob, ctx: &mut Context<Self>) {
+        let StoredJob { record, tokens, events, started } = stored;
+        let number = JobNumber(record.number);
+        let name = job_id(number);
+        let facts = match decode_request(&record.request).and_then(|params| facts_of(&record, Some(params))) {
+            Ok(facts) => facts,
+            Err(message) => {
+                tracing::error!(job = %name, message, "the job's record cannot be used; it stays on disk");
+                return;
+            }
+        };
+        let choices = restored_choices(&tokens, facts.params.n.unwrap_or(1));
+        let started = started.and_then(|event| match event {
+            Event::Started { cached_by_tier: at, .. } => {
+                Some(ByTier { device: at.device, ram: at.ram, ssd: at.ssd })
+            }
+            _ => None,
+        });
+        let started =
+            started.map(|cached| (milliseconds(record.started_ms.unwrap_or(record.submitted_ms)), cached));
+        let (prompt, n) = (record.prompt, choices.len() as u32);
+        let job = NewJob {
+            id: number,
+            model: facts.model.as_str().into(),
+            tenant: facts.tenant.clone(),
+            class: facts.class,
+            bytes: prompt.len() * size_of::<u32>() + record.request.len(),
+            max_tokens: facts.params.max_tokens.unwrap_or(1).max(1) as usize,
+            prompt,
+            choices: n,
+            arrived_at: facts.submitted_at,
+            start_by: facts.start_by,
+            deadline: facts.deadline,
+            owner: None,
+        };
+        let held = facts.held;
+        let log = JobLog::stored(number.0, self.durable.disk().clone(), events);
+        self.jobs.insert(number, facts, log);
+        self.jobs.restored(number, tokens.len() as u64, record.attempts);
+        self.journal.begin(number, record.state, record.attempts, events);
+        if record.attempts >= MAX_ATTEMPTS && record.state == JobState::Running {
+            let message = format!("the daemon ended {} times while it ran", record.attempts);
+            self.failures.push((number, message));
+        }
+        // What a restart interrupts has not run any more.
+        if record.state == JobState::Running {
+            self.journal.interrupted(number);
+        }
+        let had_queued = events > 0;
+        self.input(Input::Restore(RestoredJob { job, held, started, choices }), ctx);
+        if !had_queued {
+            self.journal_event(number, Event::Queued { position: 0 });
+        }
+    }
+
+    /// A job that had ended before the daemon started.
+    fn remember(&mut self, record: &JobRecord) {
+        let number = JobNumber(record.number);
+        let Ok(facts) = facts_of(record, None) else { return };
+        let ending = Summary::decode(&record.summary).ok().and_then(|summary| summary.ending);
+        let (Some(at), Some(Ending { events, last })) = (record.ended_ms, ending) else { return };
+        let log = JobLog::ended(number.0, self.durable.disk().clone(), events);
+        self.jobs.insert(number, facts, log);
+        self.jobs.ended_before(number, &last, milliseconds(at));
+    }
+}
+
+impl Handler<Recover> for SchedulerActor {
+    type Result = ResponseActFuture<Self, ()>;
+
+    fn handle(&mut self, _: Recover, _: &mut Self::Context) -> Self::Result {
+        let Durable::On { disk, opened, keep_jobs } = &mut self.durable else {
+            return Box::pin(actix::fut::ready(()));
+        };
+        let (disk, keep_jobs) = (disk.clone(), *keep_jobs);
+        let opened = opened.take().expect("jobs are taken up once");
+        let found = async move {
+            let gone = || "the job disk's thread has ended".to_owned();
+            let opened = opened.await.map_err(|_| gone())??;
+            let listed = disk.latest(None, keep_jobs + opened.jobs.len()).await.map_err(|_| gone())??;
+            Ok::<_, String>((opened, listed))
+        };
+        Box::pin(found.into_actor(self).map(move |found, actor, ctx| match found {
+            Ok((opened, listed)) => actor.take_up(opened, listed, keep_jobs, ctx),
+            Err(message) => {
+                tracing::error!(message, "there is no durable queue");
+                actor.durable = Durable::Off(message);
+            }
+        }))
+    }
+}
+
+/// Where each answer is, from the tokens of all in the order in which they were drawn.
+fn restored_choices(tokens: &[TokenEntry], n: u32) -> Vec<RestoredChoice> {
+    let mut choices: Vec<(Progress, Option<zllm_wire::ChoiceEnd>)> = vec![Default::default(); n as usize];
+    for entry in tokens {
+        let Some((progress, end)) = choices.get_mut(entry.choice as usize) else { continue };
+        progress.generated.push(entry.token);
+        progress.state = entry.state;
+        progress.held.clone_from(&entry.held);
+        if entry.sent {
+            progress.unsent_tokens = 0;
+            progress.unsent_logprobs.clear();
+        } else {
+            progress.unsent_tokens += 1;
+            progress.unsent_logprobs.extend(entry.logprob.clone());
+        }
+        end.clone_from(&entry.end);
+    }
+    let choice = |(progress, end): (Progress, Option<_>)| match end {
+        Some(end) => RestoredChoice::Ended { end, generated: progress.generated.len() },
+        None => RestoredChoice::Open(progress),
+    };
+    choices.into_iter().map(choice).collect()
+}
+
+fn record_of(number: JobNumber, facts: &JobFacts, prompt: Vec<u32>) -> JobRecord {
+    let unix_ms = |time: Time| time.as_millis() as u64;
+    JobRecord {
+        number: number.0,
+        tenant: facts.tenant.clone(),
+        model: facts.model.clone(),
+        session: facts.session.as_ref().map(ToString::to_string),
+        label: facts.label.clone(),
+        batch: facts.batch.as_ref().map(ToString::to_string),
+        key: facts.key.as_ref().map(ToString::to_string),
+        class: stored_class(facts.class),
+        held: facts.held,
+        state: JobState::Queued,
+        attempts: 0,
+        submitted_ms: unix_ms(facts.submitted_at),
+        started_ms: None,
+        ended_ms: None,
+        deadline_ms: facts.deadline.map(unix_ms),
+        start_by_ms: facts.start_by.map(unix_ms),
+        fingerprint: facts.fingerprint,
+        summary: Summary { prompt_tokens: prompt.len() as u32, ending: None }.encode(),
+        prompt,
+        request: encode_request(&facts.params),
+    }
+}
+
+/// # Errors
+/// What in it cannot be read.
+fn facts_of(record: &JobRecord, params: Option<GenerationParams>) -> Result<JobFacts, String> {
+    let text = |error: zllm_wire::IdError| error.to_string();
+    let session = record.session.clone().map(SessionId::new).transpose().map_err(text)?;
+    let batch = record.batch.clone().map(zllm_wire::BatchId::new).transpose().map_err(text)?;
+    let key = record.key.clone().map(IdempotencyKey::new).transpose().map_err(text)?;
+    Ok(JobFacts {
+        id: job_id(JobNumber(record.number)),
+        label: record.label.clone(),
+        model: record.model.clone(),
+        tenant: record.tenant.clone(),
+        session,
+        class: wire_class(record.class),
+        held: record.held,
+        batch,
+        key,
+        detached: true,
+        params_on_disk: params.is_none(),
+        params: params.unwrap_or_default(),
+        prompt_tokens: Summary::decode(&record.summary)?.prompt_tokens.into(),
+        submitted_at: milliseconds(record.submitted_ms),
+        start_by: record.start_by_ms.map(milliseconds),
+        deadline: record.deadline_ms.map(milliseconds),
+        fingerprint: record.fingerprint,
+    })
+}
+
+fn milliseconds(ms: u64) -> Time {
+    Duration::from_millis(ms)
+}
+
+pub(super) fn stored_class(class: Class) -> JobClass {
+    match class {
+        Class::Interactive => JobClass::Interactive,
+        Class::Normal => JobClass::Normal,
+        Class::Batch => JobClass::Batch,
+    }
+}
+
+fn wire_class(class: JobClass) -> Class {
+    match class {
+        JobClass::Interactive => Class::Interactive,
+        JobClass::Normal => Class::Normal,
+        JobClass::Batch => Class::Batch,
+    }
+}
