@@ -33,6 +33,9 @@ pub(super) struct Line {
     /// What has not started, by class; the bounds are on this.
     classes: [Amount; 3],
     tenants: HashMap<String, Tenant>,
+    /// The most that the least served tenant with jobs was served so far. Who comes begins there at least, so what an
+    /// idle machine gave to one tenant is neither a debt of it nor a claim of the others.
+    floor: u64,
     /// When a job of the class started last.
     started_at: [Time; 3],
     /// The prompt that was started last, by model.
@@ -61,13 +64,13 @@ pub(super) struct Next {
 impl Line {
     /// A job arrives, or comes back after a restart.
     pub(super) fn join(&mut self, id: JobNumber, job: &Job) {
-        let least = self.tenants.values().filter(|tenant| tenant.jobs > 0).map(|tenant| tenant.served).min();
+        self.raise_floor();
         if self.tenants.len() >= MAX_TENANTS {
             self.tenants.retain(|_, tenant| tenant.jobs > 0);
         }
         let tenant = self.tenants.entry(job.tenant.clone()).or_default();
         if tenant.jobs == 0 {
-            tenant.served = tenant.served.max(least.unwrap_or(0));
+            tenant.served = tenant.served.max(self.floor);
         }
         tenant.jobs += 1;
         self.wait(id, job);
@@ -76,7 +79,13 @@ impl Line {
     /// A job has ended.
     pub(super) fn leave(&mut self, id: JobNumber, job: &Job) {
         self.stop_waiting(id, job);
+        self.raise_floor();
         self.tenant_mut(job).jobs -= 1;
+    }
+
+    fn raise_floor(&mut self) {
+        let least = self.tenants.values().filter(|tenant| tenant.jobs > 0).map(|tenant| tenant.served).min();
+        self.floor = self.floor.max(least.unwrap_or(0));
     }
 
     /// An answer of the job waits, if none did.
@@ -170,23 +179,35 @@ impl Line {
         class.saturating_sub(steps.min(2) as u8)
     }
 
+    /// What each tenant with jobs was served, with what its running sequences may still come to.
+    pub(super) fn served_with<'a>(
+        &'a self,
+        running: impl Iterator<Item = (&'a Job, &'a Running)>,
+    ) -> HashMap<&'a str, u64> {
+        let active = self.tenants.iter().filter(|(_, tenant)| tenant.jobs > 0);
+        let mut served: HashMap<&str, u64> =
+            active.map(|(name, tenant)| (name.as_str(), tenant.served)).collect();
+        for (job, running) in running {
+            let most = super::job::capacity_tokens(job.prompt.len(), job.max_tokens);
+            let owed = most.saturating_sub(running.computed) as u64;
+            *served.get_mut(job.tenant.as_str()).expect("what runs has not ended") += owed;
+        }
+        served
+    }
+
     /// The next job among those that `may` start; `running` is what runs now.
     pub(super) fn next<'a>(
-        &self,
+        &'a self,
         jobs: &HashMap<JobNumber, Job>,
         running: impl Iterator<Item = (&'a Job, &'a Running)>,
         limits: &CoreLimits,
         now: Time,
         may: impl Fn(&Job) -> bool,
     ) -> Option<Next> {
-        let mut owed: HashMap<&str, u64> = HashMap::new();
-        for (job, running) in running {
-            let most = super::job::capacity_tokens(job.prompt.len(), job.max_tokens);
-            *owed.entry(&job.tenant).or_default() += most.saturating_sub(running.computed) as u64;
-        }
+        let served = self.served_with(running);
         let rank = |id: &JobNumber| {
             let job = &jobs[id];
-            let served = self.tenants[&job.tenant].served + owed.get(job.tenant.as_str()).unwrap_or(&0);
+            let served = served.get(job.tenant.as_str()).copied().unwrap_or_default();
             (self.level(job, limits, now), !job.has_started(), served, *id)
         };
         let able = || self.waiting.iter().copied().filter(|id| may(&jobs[id]));
