@@ -115,7 +115,7 @@ impl Core {
                 assert!(!self.works_on(&model), "a model is unloaded when nothing of it runs");
                 self.models.remove(&model);
             }
-            Input::Submit(job) => self.submit(job),
+            Input::Submit(job) => self.submit(job, now),
             Input::Restore(job) => self.restore(job, now),
             Input::Stored(job) => self.stored(job),
             Input::Unstored(job) => self.unstored(job),
@@ -208,7 +208,9 @@ impl Core {
         for (name, model) in &self.models {
             let asks = |asking: &Asking| {
                 let job = &self.jobs[&asking.sequence.job];
-                job.model == *name && job.next_waiting() == Some(asking.sequence.choice)
+                // An earlier answer may have been parked since it was asked.
+                let place = &job.choices[asking.sequence.choice as usize];
+                job.model == *name && matches!(place, Choice::Waiting(_))
             };
             assert!(model.asking.as_ref().is_none_or(asks), "a model asks for a waiting answer of its own");
         }

@@ -20,13 +20,13 @@ fn size_of_job(prompt: &[u32], bytes: usize) -> Amount {
 }
 
 impl Core {
-    pub(super) fn submit(&mut self, new: NewJob) {
+    pub(super) fn submit(&mut self, new: NewJob, now: Time) {
         assert!(
             !new.prompt.is_empty() && new.max_tokens > 0 && new.choices > 0,
             "the caller refuses empty prompts, empty answers and none"
         );
         let id = new.id;
-        if let Err(refusal) = self.judge(&new) {
+        if let Err(refusal) = self.judge(&new, now) {
             self.actions.push(Action::Refused { job: id, refusal });
             return;
         }
@@ -55,7 +55,7 @@ impl Core {
         }
     }
 
-    fn judge(&self, new: &NewJob) -> Result<(), Refusal> {
+    fn judge(&self, new: &NewJob, now: Time) -> Result<(), Refusal> {
         if self.is_draining() {
             return Err(Refusal::Stopping);
         }
@@ -76,14 +76,14 @@ impl Core {
             });
         }
         let class = new.class;
-        self.judge_room(new, self.line.queued(), self.limits.queue, "all", |_| true)?;
+        self.judge_room(new, self.line.queued(), self.limits.queue, "all", now, |_| true)?;
         let whose = || format!("class {}", class_name(class));
         let limit = self.limits.classes[class as usize];
-        self.judge_room(new, self.line.class(class), limit, whose(), |job| job.class == class)?;
+        self.judge_room(new, self.line.class(class), limit, whose(), now, |job| job.class == class)?;
         let whose =
             if new.tenant.is_empty() { "one tenant".to_owned() } else { format!("tenant {}", new.tenant) };
         let queued = self.line.tenant(&new.tenant).queued;
-        self.judge_room(new, queued, self.limits.tenant, whose, |job| job.tenant == new.tenant)
+        self.judge_room(new, queued, self.limits.tenant, whose, now, |job| job.tenant == new.tenant)
     }
 
     /// Whether `new` may wait beside what of some jobs waits, those that it shares the bound with.
@@ -93,6 +93,7 @@ impl Core {
         queued: Amount,
         limit: Amount,
         whose: impl Into<String>,
+        now: Time,
         shares: impl Fn(&Job) -> bool,
     ) -> Result<(), Refusal> {
         for (what, of, added) in KINDS.map(|(what, of)| (what, of, of(&size_of_job(&new.prompt, new.bytes))))
@@ -103,7 +104,7 @@ impl Core {
             }
             if queued + added > limit {
                 let size = |job: &Job| of(&size_of_job(&job.prompt, job.bytes));
-                let retry_after = self.time_to_free(queued + added - limit, size, shares);
+                let retry_after = self.time_to_free(queued + added - limit, size, shares, now);
                 let whose = whose.into();
                 return Err(Refusal::QueueFull { what, whose, queued, added, limit, retry_after });
             }

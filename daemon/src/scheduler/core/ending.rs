@@ -64,6 +64,9 @@ impl Core {
             self.actions.push(Action::Event { job: id, event });
         }
         self.running.retain(|&other| other != sequence);
+        if !is_parked {
+            self.learn_run(id, &running, now);
+        }
         let mut tokens = running.tokens;
         tokens.truncate(running.computed);
         let (lease, cached_tokens) = (running.lease.id, running.lease.cached_tokens());
@@ -80,8 +83,6 @@ impl Core {
                 self.actions.push(Action::Parked { job: id });
                 self.moment(id, MomentKind::Parked);
             }
-        } else {
-            self.rates.ended(now.saturating_sub(running.started_at), sampled, job.max_tokens);
         }
     }
 

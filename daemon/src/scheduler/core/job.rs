@@ -71,6 +71,8 @@ pub(super) struct Running {
     /// The prompt and what was generated.
     pub(super) tokens: Vec<u32>,
     prompt_tokens: usize,
+    /// Tokens that it had when it was admitted.
+    began_with: usize,
     /// Leading tokens whose KV is in the blocks. At least one token is always left: the next to feed.
     pub(super) computed: usize,
     /// Leading blocks that are committed.
@@ -317,6 +319,7 @@ impl Running {
         assert!(cached_tokens < tokens.len(), "one token at least is computed, for its logits");
         Self {
             choice,
+            began_with: tokens.len(),
             tokens,
             prompt_tokens,
             computed: cached_tokens,
@@ -339,6 +342,12 @@ impl Running {
     /// Tokens generated in this answer.
     pub(super) fn generated(&self) -> usize {
         self.tokens.len() - self.prompt_tokens
+    }
+
+    /// Tokens computed since it was admitted that it had then, and tokens generated since.
+    pub(super) fn work(&self) -> (usize, usize) {
+        let prompt = self.computed.min(self.began_with) - self.lease.cached_tokens();
+        (prompt, self.tokens.len() - self.began_with)
     }
 
     /// Tokens whose KV is to be computed before the next one can be sampled.

@@ -4,7 +4,7 @@ use super::job::{self, Job};
 use super::line::Tenant;
 use super::{Amount, Core, Load, Time};
 use crate::scheduler::plan::{JobNumber, ModelName};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 use zllm_state::BLOCK_TOKENS;
 use zllm_wire::Class;
@@ -121,29 +121,22 @@ impl Core {
 
     /// Who waits and who runs.
     pub(crate) fn view(&self, now: Time) -> QueueView {
-        let mut order: Vec<(u8, bool, JobNumber)> = self
-            .line
-            .waiting()
-            .map(|id| {
-                let job = &self.jobs[&id];
-                (self.line.level(job, &self.limits, now), !job.has_started(), id)
-            })
-            .collect();
-        order.sort();
-        let able: Vec<JobNumber> =
-            order.iter().map(|(.., id)| *id).filter(|id| self.waits_for_time_alone(&self.jobs[id])).collect();
-        let starts = self.expected_starts(&able);
-        let waiting = order.iter().map(|&(level, _, id)| {
+        // Those that nothing but time keeps in the order in which they will start, then the others.
+        let starts = self.expected_starts(now);
+        let expected: HashMap<JobNumber, Duration> = starts.iter().copied().collect();
+        let others = self.line.waiting().filter(|id| !expected.contains_key(id));
+        let order: Vec<JobNumber> = starts.iter().map(|(id, _)| *id).chain(others).collect();
+        let waiting = order.iter().map(|&id| {
             let job = &self.jobs[&id];
             WaitingView {
                 job: id,
                 class: job.class,
-                level,
+                level: self.line.level(job, &self.limits, now),
                 waited: now.saturating_sub(job.waiting_since),
                 max_tokens: job.max_tokens,
                 generated: job.generated(),
                 why: self.why(id, job),
-                starts_in: starts.get(&id).copied(),
+                starts_in: expected.get(&id).copied(),
             }
         });
         let class = |class: Class| ClassView {
@@ -160,7 +153,8 @@ impl Core {
         }
     }
 
-    fn waits_for_time_alone(&self, job: &Job) -> bool {
+    /// Whether nothing but time keeps a waiting job from its start.
+    pub(super) fn waits_for_time_alone(&self, job: &Job) -> bool {
         !self.paused && !job.held && job.stored && self.models.contains_key(&job.model)
     }
 
