@@ -25,6 +25,8 @@ mod job;
 mod line;
 mod pace;
 #[cfg(test)]
+mod simulation;
+#[cfg(test)]
 mod tests;
 mod view;
 mod work;

@@ -337,7 +337,7 @@ impl Handler<Recover> for SchedulerActor {
 }
 
 /// Where each answer is, from the tokens of all in the order in which they were drawn.
-fn restored_choices(tokens: &[TokenEntry], n: u32) -> Vec<RestoredChoice> {
+pub(super) fn restored_choices(tokens: &[TokenEntry], n: u32) -> Vec<RestoredChoice> {
     let mut choices: Vec<(Progress, Option<zllm_wire::ChoiceEnd>)> = vec![Default::default(); n as usize];
     for entry in tokens {
         let Some((progress, end)) = choices.get_mut(entry.choice as usize) else { continue };

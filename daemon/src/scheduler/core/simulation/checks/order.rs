@@ -1,0 +1,66 @@
+//! Nobody starts before somebody of a higher level who could start instead, and nobody is passed over for ever.
+
+use super::Jobs;
+use crate::scheduler::core::Time;
+use crate::scheduler::core::line::MAX_BYPASSES;
+use crate::scheduler::plan::JobNumber;
+use std::time::Duration;
+use zllm_wire::Class;
+
+pub(in super::super) struct Order {
+    aging: Option<Duration>,
+    /// By class.
+    last_start: [Time; 3],
+}
+
+impl Order {
+    pub(in super::super) fn new(aging: Option<Duration>) -> Self {
+        Self { aging, last_start: [Time::ZERO; 3] }
+    }
+
+    /// Something of a class starts, or goes on.
+    pub(in super::super) fn started(&mut self, class: Class, now: Time) {
+        self.last_start[class as usize] = now;
+    }
+
+    /// The highest level that a long wait may have brought a job.
+    fn level(&self, class: Class, waiting_since: Time, now: Time) -> u8 {
+        let Some(aging) = self.aging else { return class as u8 };
+        let since = waiting_since.max(self.last_start[class as usize]);
+        let steps = (now - since).as_millis() / aging.as_millis();
+        (class as u8).saturating_sub(steps.min(2) as u8)
+    }
+
+    /// A lease is asked for.
+    ///
+    /// # Errors
+    /// When another job had to go first.
+    pub(in super::super) fn asked(&self, jobs: &mut Jobs, id: JobNumber, now: Time) -> Result<(), String> {
+        let job = &jobs[&id];
+        let level = self.level(job.class, job.waiting_since, now);
+        let (model, class, is_fresh) = (job.request.model, job.class, !job.started);
+        let (tenant, since) = (job.request.tenant.clone(), job.waiting_since);
+        for (other_id, other) in jobs.iter_mut() {
+            if *other_id == id || other.request.model != model || !other.may_start() {
+                continue;
+            }
+            if (other.class as u8) < level {
+                let (of, waits) = (other.class, now - other.waiting_since);
+                return Err(format!(
+                    "{id:?} of class {class:?} starts at level {level} after {:?} while {other_id:?} of class {of:?} \
+                     waits since {waits:?}",
+                    now - since
+                ));
+            }
+            let is_earlier = *other_id < id && other.waiting_since <= since;
+            let is_alike = other.class == class && other.request.tenant == tenant && !other.started;
+            if is_fresh && is_earlier && is_alike {
+                other.passed_over += 1;
+                if other.passed_over > MAX_BYPASSES {
+                    return Err(format!("{other_id:?} was passed over {} times", other.passed_over));
+                }
+            }
+        }
+        Ok(())
+    }
+}
