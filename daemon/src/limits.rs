@@ -116,8 +116,9 @@ pub(crate) const LOG_READ_TRIES: usize = 50;
 pub(crate) const MAX_MOMENTS: usize = 64;
 /// How long a job's journal waits after a write that failed.
 pub(crate) const JOURNAL_RETRY: Duration = Duration::from_secs(1);
-/// A job during which the daemon ended so often, without being told to, fails.
-pub(crate) const MAX_ATTEMPTS: u32 = 5;
+/// A job fails that has begun so many times more than it has tokens, each time ended by the daemon's death: it may be what
+/// kills it.
+pub(crate) const MAX_ATTEMPTS: u32 = 10;
 /// Events a reader takes from a log at once.
 pub(crate) const READ_BATCH_EVENTS: usize = 64;
 /// Log probabilities that one job may report, alternatives included: about 32 MiB of its log.

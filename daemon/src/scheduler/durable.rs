@@ -284,7 +284,8 @@ impl SchedulerActor {
         self.jobs.insert(number, facts, log);
         self.jobs.restored(number, tokens.len() as u64, record.attempts);
         self.journal.begin(number, record.state, record.attempts, events);
-        if record.attempts >= MAX_ATTEMPTS && record.state == JobState::Running {
+        let idle_attempts = record.attempts.saturating_sub(tokens.len() as u32);
+        if idle_attempts >= MAX_ATTEMPTS && record.state == JobState::Running {
             let message = format!("the daemon ended {} times while it ran", record.attempts);
             self.failures.push((number, message));
         }

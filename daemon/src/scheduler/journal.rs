@@ -259,3 +259,6 @@ impl Pending {
         show
     }
 }
+
+#[cfg(test)]
+mod tests;
