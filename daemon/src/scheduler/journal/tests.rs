@@ -121,7 +121,7 @@ impl Life {
                 self.journal.began(JOB);
             }
             7 => {
-                self.held = Some(number % 2 == 0);
+                self.held = Some(number.is_multiple_of(2));
                 let held = self.held;
                 self.journal.settings(JOB, |change| change.held = held);
             }
