@@ -275,3 +275,6 @@ impl Line {
         self.waiting.range(..chosen).copied().filter(|id| alike(&jobs[id])).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,6 +14,7 @@ mod checks;
 mod clients;
 mod device;
 mod disk;
+mod happening;
 mod job;
 mod mutants;
 mod rng;

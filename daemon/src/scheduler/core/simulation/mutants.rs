@@ -1,6 +1,7 @@
 //! Cores with a fault, for the tests that the checkers find it.
 
-use super::super::{Action, Input};
+use super::super::{Action, CoreLimits, Input, Refusal};
+use crate::limits::RETRY_AFTER;
 use crate::scheduler::plan::JobNumber;
 use std::collections::HashMap;
 use zllm_wire::{Class, Event};
@@ -24,6 +25,10 @@ pub(super) enum Mutant {
     LosesATokenOnResume,
     /// Ends twice.
     EndsTwice,
+    /// Takes twice as much as it may.
+    WidensBounds,
+    /// Tells whom it refuses to come back at once.
+    PromisesTooMuch,
 }
 
 /// A mutant at work.
@@ -36,6 +41,17 @@ pub(super) struct Sabotage {
 }
 
 impl Sabotage {
+    /// The limits that the core goes by.
+    pub(super) fn limits(mutant: Option<Mutant>, limits: &CoreLimits) -> CoreLimits {
+        let mut limits = limits.clone();
+        if mutant == Some(Mutant::WidensBounds) {
+            for bound in limits.classes.iter_mut().chain([&mut limits.queue, &mut limits.tenant]) {
+                (bound.jobs, bound.tokens, bound.bytes) = (2 * bound.jobs, 2 * bound.tokens, 2 * bound.bytes);
+            }
+        }
+        limits
+    }
+
     pub(super) fn of_input(&mut self, mutant: Option<Mutant>, input: &mut Input) {
         if let Input::Submit(job) = input {
             match mutant {
@@ -74,6 +90,12 @@ impl Sabotage {
                     done.push(Action::Event { job, event: event.clone() });
                     done.push(Action::Event { job, event });
                 }
+                (_, Action::Refused { job, mut refusal }) => {
+                    if let Refusal::QueueFull { retry_after, .. } = &mut refusal {
+                        *retry_after = *RETRY_AFTER.start();
+                    }
+                    done.push(Action::Refused { job, refusal });
+                }
                 (Mutant::SwapsText, action) => self.swapped = Some(action),
                 (_, Action::Resume { sequence, model, prompt, mut generated, state }) => {
                     generated.pop();
@@ -92,7 +114,8 @@ impl Sabotage {
             Mutant::RepeatsText | Mutant::SwapsText => (is_text(Some(action)), 100),
             Mutant::LosesATokenOnResume => (matches!(action, Action::Resume { .. }), 1),
             Mutant::EndsTwice => (matches!(action, Action::Event { event: Event::Finished { .. }, .. }), 20),
-            Mutant::InvertsClasses | Mutant::IgnoresTenants => (false, 1),
+            Mutant::PromisesTooMuch => (matches!(action, Action::Refused { .. }), 1),
+            Mutant::InvertsClasses | Mutant::IgnoresTenants | Mutant::WidensBounds => (false, 1),
         };
         self.count += usize::from(fits);
         fits && self.count.is_multiple_of(each)

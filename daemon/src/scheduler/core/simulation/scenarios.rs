@@ -3,11 +3,12 @@
 use super::super::Time;
 use super::checks::{Fault, jain};
 use super::clients::{ClientPlan, Script};
+use super::happening::Totals;
 use super::mutants::Mutant;
 use super::rng::Rng;
 use super::scenario::{ModelPlan, Scenario, Trouble, hours, limits_of, minutes};
 use super::store::Blocks;
-use super::world::{Totals, World};
+use super::world::World;
 use std::time::Duration;
 use zllm_wire::Class;
 
@@ -319,24 +320,29 @@ fn jobs_with_a_common_prefix_run_near_each_other() {
     assert!(near > strict + 0.2, "{near:.2} of the prompts found, {strict:.2} in the order of arrival");
 }
 
-#[test]
-fn a_flood_is_told_when_there_is_room_again() {
+/// Two tenants that flood beside batch work and people.
+fn floods() -> Scenario {
     let flood =
         |own, answer| Script::Flood { class: Class::Normal, jobs: 300, every: minutes(3), own, answer };
-    let plan = |(script, tenant): (Script, &str)| ClientPlan {
-        script,
-        tenant: tenant.to_owned(),
-        model: 0,
-        from: Time::ZERO,
-        until: hours(1.0),
+    let plan = |(script, tenant): (Script, &str)| {
+        let tenant = tenant.to_owned();
+        ClientPlan { script, tenant, model: 0, from: Time::ZERO, until: NEVER }
     };
-    let mut clients: Vec<ClientPlan> =
-        [(flood((20, 100), (10, 60)), "one"), (flood((200, 900), (20, 120)), "two")].map(plan).into();
-    clients.push(saturating("batch", (50, 400), (50, 100), Time::ZERO, hours(1.0)));
+    let floods = [(flood((20, 100), (10, 60)), "one"), (flood((200, 900), (20, 120)), "two")];
+    let mut clients: Vec<ClientPlan> = floods.map(plan).into();
+    clients.push(saturating("batch", (50, 400), (50, 100), Time::ZERO, NEVER));
     clients.extend(people(2, seconds(5), (20, 80), Time::ZERO));
-    let world = passes(Scenario { clients, ..Scenario::quiet() }, 13, hours(1.0));
+    Scenario { clients, ..Scenario::quiet() }
+}
+
+/// Powers of two by which the median of the promises to refused clients may be off.
+const PROMISES_OFF: f64 = 1.5;
+
+#[test]
+fn a_flood_is_told_when_there_is_room_again() {
+    let world = passes(floods(), 13, hours(1.0));
     let (error, count) = (world.promises.median_error(), world.promises.count());
-    assert!(count > 100 && error < 1.5, "of {count} promises the median is off by 2^{error:.2}");
+    assert!(count > 100 && error < PROMISES_OFF, "of {count} promises the median is off by 2^{error:.2}");
 }
 
 // ---- canaries ----
@@ -372,6 +378,7 @@ fn each_mutant_is_caught_by_its_checker() {
         (Mutant::SwapsText, "text"),
         (Mutant::LosesATokenOnResume, "resume"),
         (Mutant::EndsTwice, "endings"),
+        (Mutant::WidensBounds, "bounds"),
     ];
     let scenario = Scenario { mutant: Some(Mutant::InvertsClasses), ..crowd() };
     assert_eq!(caught(scenario, 1, hours(0.5)), "order");
@@ -395,4 +402,11 @@ fn a_core_that_takes_all_tenants_for_one_is_caught() {
     world.run_until(minutes(35)).unwrap_or_else(|fault| panic!("{fault:?}"));
     let unfair = |window: &Vec<u64>| jain(window) < 0.95;
     assert!(world.shares.between(minutes(5), minutes(35), &tenants).iter().any(unfair));
+}
+
+#[test]
+fn a_core_that_promises_too_much_is_caught() {
+    let scenario = Scenario { mutant: Some(Mutant::PromisesTooMuch), ..floods() };
+    let world = passes(scenario, 13, hours(0.2));
+    assert!(world.promises.median_error() > PROMISES_OFF);
 }

@@ -5,6 +5,7 @@ use super::checks::{Bounds, Fault, Idle, Jobs, Order, PaceCheck, Promises, Share
 use super::clients::Client;
 use super::device::Device;
 use super::disk::Disk;
+use super::happening::{Happening, Totals};
 use super::job::{Job, Place, Request};
 use super::mutants::Sabotage;
 use super::rng::Rng;
@@ -17,66 +18,10 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
 use zllm_state::LeaseId;
-use zllm_wire::{Class, Event, FinishReason};
+use zllm_wire::{Event, FinishReason};
 
 /// Ticks at which the index checks itself, of a thousand: it computes all keys again.
 const INDEX_CHECKS: usize = 50;
-
-/// What happens at a time.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Happening {
-    Tick,
-    /// A client does what it does next.
-    Wake(usize),
-    /// What became of a job's client.
-    Fate(JobNumber, Fate),
-    /// The store decides what a model asked, and the answer arrives.
-    Decide(usize),
-    Answer(usize),
-    StepDone(usize, Duration),
-    /// A model is loaded.
-    Loaded(usize),
-    Stored(JobNumber),
-    Written(u64),
-    Pause(bool),
-    Restart,
-    Kill,
-}
-
-/// What a client does to a job after a while.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Fate {
-    Cancel,
-    /// Its client's connection ends.
-    Leave,
-    Hold(bool),
-    SetClass(u8),
-}
-
-/// What a history came to.
-#[derive(Debug, Default, Clone)]
-pub(super) struct Totals {
-    pub(super) submitted: usize,
-    pub(super) finished: usize,
-    pub(super) cancelled: usize,
-    pub(super) failed: usize,
-    pub(super) refused: usize,
-    pub(super) unstored: usize,
-    /// Went with a process that was killed.
-    pub(super) lost: usize,
-    pub(super) restored: usize,
-    pub(super) parked: usize,
-    pub(super) several_answers: usize,
-    pub(super) starts: u32,
-    pub(super) steps: u64,
-    pub(super) inputs: u64,
-    pub(super) tokens: u64,
-    pub(super) partial_leases: usize,
-    pub(super) prefetches: usize,
-    /// Prompt tokens found in the cache, and asked for.
-    pub(super) found: u64,
-    pub(super) asked_for: u64,
-}
 
 pub(super) struct World {
     pub(super) scenario: Scenario,
@@ -124,7 +69,7 @@ impl World {
             .map(|(index, plan)| Client::new(index, plan, rng.fork()))
             .collect();
         let mut world = Self {
-            core: Core::new(scenario.limits.clone()),
+            core: Core::new(Sabotage::limits(scenario.mutant, &scenario.limits)),
             store: Store::new(scenario.models.iter().map(|model| model.blocks)),
             device: Device::new(scenario.costs, models),
             disk: Disk::default(),
@@ -396,7 +341,8 @@ impl World {
 
     fn ask(&mut self, model: usize, question: Question) {
         let sequence = question.sequence;
-        let order = self.order.asked(&mut self.jobs, sequence.job, self.now);
+        let stopped = self.paused || self.draining;
+        let order = self.order.asked(&mut self.jobs, sequence.job, stopped, self.now);
         self.found("order", order);
         let asked = self.store.ask(model, question);
         self.found("store", asked);
@@ -576,46 +522,5 @@ impl World {
     pub(super) fn next_connection(&mut self) -> u64 {
         self.connections += 1;
         self.connections
-    }
-}
-
-impl Totals {
-    pub(super) fn add(&mut self, other: &Self) {
-        self.submitted += other.submitted;
-        self.finished += other.finished;
-        self.cancelled += other.cancelled;
-        self.failed += other.failed;
-        self.refused += other.refused;
-        self.unstored += other.unstored;
-        self.lost += other.lost;
-        self.restored += other.restored;
-        self.parked += other.parked;
-        self.several_answers += other.several_answers;
-        self.starts += other.starts;
-        self.steps += other.steps;
-        self.tokens += other.tokens;
-        self.partial_leases += other.partial_leases;
-        self.prefetches += other.prefetches;
-    }
-}
-
-impl Happening {
-    /// Whether it happens although the daemon was started again meanwhile.
-    fn outlives_the_daemon(&self) -> bool {
-        match self {
-            Self::Tick | Self::Wake(_) | Self::Fate(..) | Self::Restart | Self::Kill | Self::Pause(_) => true,
-            Self::Loaded(_)
-            | Self::Decide(_)
-            | Self::Answer(_)
-            | Self::StepDone(..)
-            | Self::Stored(_)
-            | Self::Written(_) => false,
-        }
-    }
-}
-
-impl Fate {
-    pub(super) fn class(of: u8) -> Class {
-        [Class::Interactive, Class::Normal, Class::Batch][usize::from(of)]
     }
 }

@@ -31,17 +31,27 @@ impl Order {
         (class as u8).saturating_sub(steps.min(2) as u8)
     }
 
-    /// A lease is asked for.
+    /// A lease is asked for; when `stopped`, only what is a part of what runs may start.
     ///
     /// # Errors
     /// When another job had to go first.
-    pub(in super::super) fn asked(&self, jobs: &mut Jobs, id: JobNumber, now: Time) -> Result<(), String> {
+    pub(in super::super) fn asked(
+        &self,
+        jobs: &mut Jobs,
+        id: JobNumber,
+        stopped: bool,
+        now: Time,
+    ) -> Result<(), String> {
         let job = &jobs[&id];
+        if stopped && !job.is_running() {
+            return Err(format!("{id:?} starts although nothing may"));
+        }
         let level = self.level(job.class, job.waiting_since, now);
         let (model, class, is_fresh) = (job.request.model, job.class, !job.started);
         let (tenant, since) = (job.request.tenant.clone(), job.waiting_since);
         for (other_id, other) in jobs.iter_mut() {
-            if *other_id == id || other.request.model != model || !other.may_start() {
+            let stays = stopped && !other.is_running();
+            if *other_id == id || other.request.model != model || stays || !other.may_start() {
                 continue;
             }
             if (other.class as u8) < level {
