@@ -96,9 +96,10 @@ impl Journal {
         self.jobs.contains_key(&job)
     }
 
-    /// Whether everything is on disk.
+    /// Whether everything is on disk, or cannot be written now. A daemon that stops does not wait for a disk that fails: what
+    /// is not written is computed again.
     pub(super) fn is_quiet(&self) -> bool {
-        self.jobs.values().all(|pending| !pending.busy && !pending.has_work())
+        self.jobs.values().all(|pending| !pending.busy && (!pending.has_work() || pending.retry_at.is_some()))
     }
 
     pub(super) fn attempts(&self, job: JobNumber) -> u32 {
