@@ -166,6 +166,7 @@ fn start_actors(
         tenant_limit: config.core.tenant,
         arriving,
         encoding,
+        arrival_time: std::cell::Cell::default(),
     })
 }
 

@@ -112,6 +112,8 @@ pub(crate) const LOG_WINDOW_BYTES: usize = 256 << 10;
 pub(crate) const LOG_READ_PAUSE: Duration = Duration::from_millis(100);
 /// How often a reader asks before it gives up.
 pub(crate) const LOG_READ_TRIES: usize = 50;
+/// How long refused clients are told the same time to come back: to tell it anew is to look at all that waits.
+pub(crate) const FORETELL_INTERVAL: Duration = Duration::from_millis(100);
 /// What is remembered of a job's way, at most.
 pub(crate) const MAX_MOMENTS: usize = 64;
 /// How long a job's journal waits after a write that failed.

@@ -16,7 +16,7 @@ pub(crate) mod plan;
 
 pub(crate) use durable::{Durable, Recover};
 pub(crate) use messages::{
-    BatchJobsOf, CancelJobs, ConnectionGone, DetailOf, Drain, HoldJob, JobsOf, ModelStates, Pause,
+    BatchJobsOf, CancelJobs, ConnectionGone, DetailOf, Drain, HasRoom, HoldJob, JobsOf, ModelStates, Pause,
     QueueAnswer, QueueOf, ReadLog, SchedulerSnapshot, SetClass, Snapshot, StoryOf, SubmitJob, Submitted,
     Unload, WantModel, WantedModels,
 };

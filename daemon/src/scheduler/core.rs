@@ -38,10 +38,12 @@ pub(crate) use interface::{
 pub(crate) use view::{ClassView, QueueView, RunningView, WaitingView, Why};
 
 use super::plan::{JobNumber, ModelName, SequenceId, StepPlan};
+use arrival::Foretold;
 use estimate::Rates;
 use job::{Job, Running, Stop};
 use line::Line;
 use pace::Pace;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 #[derive(Debug)]
@@ -81,6 +83,7 @@ pub(crate) struct Core {
     paused: bool,
     drain_deadline: Option<Time>,
     rates: Rates,
+    foretold: RefCell<Option<Foretold>>,
     /// A job came or started since the next ones were brought nearer.
     prefetch_due: bool,
     actions: Vec<Action>,
@@ -100,6 +103,7 @@ impl Core {
             paused: false,
             drain_deadline: None,
             rates: Rates::default(),
+            foretold: RefCell::default(),
             prefetch_due: false,
             actions: Vec::new(),
         }

@@ -63,6 +63,15 @@ pub(crate) struct SubmitJob {
     pub(crate) owner: Option<ConnectionId>,
 }
 
+/// Whether a request that is about to be tokenized would be refused all the same.
+#[derive(Message)]
+#[rtype(result = "Result<(), Fault>")]
+pub(crate) struct HasRoom {
+    pub(crate) class: Class,
+    pub(crate) tenant: String,
+    pub(crate) bytes: usize,
+}
+
 /// A job that was taken.
 pub(crate) struct Submitted {
     pub(crate) job: JobId,
@@ -370,6 +379,14 @@ impl Handler<SubmitJob> for SchedulerActor {
             }
             Err(refusal) => self.refuse(refusal, key),
         }
+    }
+}
+
+impl Handler<HasRoom> for SchedulerActor {
+    type Result = Result<(), Fault>;
+
+    fn handle(&mut self, HasRoom { class, tenant, bytes }: HasRoom, _: &mut Self::Context) -> Self::Result {
+        self.core.has_room(class, &tenant, bytes, self.fellows.clock.time()).map_err(fault_of)
     }
 }
 

@@ -21,7 +21,9 @@ use crate::scheduler::{
 use crate::stop::{StopHandle, StopReason};
 use actix::Addr;
 use actix::dev::ToEnvelope;
+use std::cell::Cell;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::Semaphore;
 use zllm_wire::limits::MAX_LIST_ROWS;
 use zllm_wire::{
@@ -46,9 +48,16 @@ pub(crate) struct Services {
     pub(crate) arriving: Arc<Semaphore>,
     /// Requests that are being tokenized.
     pub(crate) encoding: Arc<Semaphore>,
+    /// How long requests took lately to come to the queue.
+    pub(crate) arrival_time: Cell<Duration>,
 }
 
 impl Services {
+    /// A request took so long to come to the queue.
+    pub(super) fn note_arrival(&self, took: Duration) {
+        self.arrival_time.set((self.arrival_time.get() * 7 + took) / 8);
+    }
+
     /// The bounds of what is before the queue.
     pub(crate) fn arrival_bounds() -> (Arc<Semaphore>, Arc<Semaphore>) {
         (Arc::new(Semaphore::new(MAX_ARRIVING)), Arc::new(Semaphore::new(MAX_ENCODING)))

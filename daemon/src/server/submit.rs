@@ -6,12 +6,12 @@ use super::ops::{Services, Unanswered, fault, gone};
 use crate::device::port::{Generate, Loaded};
 use crate::inspect::{self, InspectError};
 use crate::kv_store::ContinueSession;
-use crate::limits::{MAX_ARRIVING, MAX_LABEL_BYTES, MAX_LOGPROBS_PER_JOB};
+use crate::limits::{MAX_ARRIVING, MAX_LABEL_BYTES, MAX_LOGPROBS_PER_JOB, RETRY_AFTER};
 use crate::metrics::Outcome;
 use crate::scheduler::core::ConnectionId;
 use crate::scheduler::log::LogReader;
 use crate::scheduler::models::LoadState;
-use crate::scheduler::{SubmitJob, Submitted};
+use crate::scheduler::{HasRoom, SubmitJob, Submitted};
 use std::path::PathBuf;
 use std::time::Duration;
 use tokio::sync::SemaphorePermit;
@@ -40,8 +40,16 @@ pub(super) async fn submit(
     }
     let bytes = request_bytes(&prompt, &params);
     let tenant = tenant.map(String::from).unwrap_or_default();
+    // Before anything is tokenized; one with a key may be known, whatever the queue holds.
+    if key.is_none() {
+        services
+            .ask_scheduler(HasRoom { class, tenant: tenant.clone(), bytes })
+            .await?
+            .map_err(|fault| refuse(services, fault))?;
+    }
     let ready = prepare(&model, &tenant, prompt, params, services).await;
     let ready = ready.map_err(|fault| refuse(services, fault))?;
+    services.note_arrival(services.clock.time().saturating_sub(arrived_at));
     let Ready { prompt, params, max_tokens, samplers } = ready;
     let job = SubmitJob {
         model: model.as_str().into(),
@@ -213,7 +221,9 @@ fn check_logprobs(params: &GenerationParams, max_tokens: usize, n: u32) -> Resul
 fn arrive(services: &Services) -> Result<SemaphorePermit<'_>, Fault> {
     services.arriving.try_acquire().map_err(|_| {
         let message = format!("{MAX_ARRIVING} requests wait for a model or for their tokens");
-        fault(ErrorCode::Refused { retry_after_ms: 1000 }, message)
+        // About when one of them will be through.
+        let retry_after = services.arrival_time.get().clamp(*RETRY_AFTER.start(), *RETRY_AFTER.end());
+        fault(ErrorCode::Refused { retry_after_ms: retry_after.as_millis() as u64 }, message)
     })
 }
 

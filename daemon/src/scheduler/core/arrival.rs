@@ -2,7 +2,9 @@
 
 use super::job::{self, Job, Stop};
 use super::{Action, Amount, Core, NewJob, Refusal, RestoredJob, Time};
+use crate::limits::FORETELL_INTERVAL;
 use crate::scheduler::plan::JobNumber;
+use std::time::Duration;
 use zllm_state::BLOCK_TOKENS;
 use zllm_wire::{Class, Event, MomentKind};
 
@@ -17,6 +19,43 @@ const KINDS: [(&str, Part); 3] = [
 
 fn size_of_job(prompt: &[u32], bytes: usize) -> Amount {
     Amount { jobs: 1, tokens: prompt.len(), bytes }
+}
+
+/// Whose jobs share a bound.
+#[derive(Debug, Clone, Copy)]
+enum Whose<'a> {
+    All,
+    Class(Class),
+    Tenant(&'a str),
+}
+
+/// What the last refused client was told, and when.
+#[derive(Debug)]
+pub(super) struct Foretold {
+    at: Time,
+    what: &'static str,
+    whose: String,
+    needed: usize,
+    time: Duration,
+}
+
+impl Whose<'_> {
+    fn name(self) -> String {
+        match self {
+            Self::All => "all".to_owned(),
+            Self::Class(class) => format!("class {}", class_name(class)),
+            Self::Tenant("") => "one tenant".to_owned(),
+            Self::Tenant(name) => format!("tenant {name}"),
+        }
+    }
+
+    fn has(self, job: &Job) -> bool {
+        match self {
+            Self::All => true,
+            Self::Class(class) => job.class == class,
+            Self::Tenant(tenant) => job.tenant == tenant,
+        }
+    }
 }
 
 impl Core {
@@ -75,41 +114,67 @@ impl Core {
                 total: model.total_blocks,
             });
         }
-        let class = new.class;
-        self.judge_room(new, self.line.queued(), self.limits.queue, "all", now, |_| true)?;
-        let whose = || format!("class {}", class_name(class));
-        let limit = self.limits.classes[class as usize];
-        self.judge_room(new, self.line.class(class), limit, whose(), now, |job| job.class == class)?;
-        let whose =
-            if new.tenant.is_empty() { "one tenant".to_owned() } else { format!("tenant {}", new.tenant) };
-        let queued = self.line.tenant(&new.tenant).queued;
-        self.judge_room(new, queued, self.limits.tenant, whose, now, |job| job.tenant == new.tenant)
+        self.judge_room(new.class, &new.tenant, size_of_job(&new.prompt, new.bytes), now)
     }
 
-    /// Whether `new` may wait beside what of some jobs waits, those that it shares the bound with.
-    fn judge_room(
+    /// Whether a request that is about to be tokenized would be refused all the same, with what is known of it.
+    ///
+    /// # Errors
+    /// The refusal.
+    pub(crate) fn has_room(
         &self,
-        new: &NewJob,
-        queued: Amount,
-        limit: Amount,
-        whose: impl Into<String>,
+        class: Class,
+        tenant: &str,
+        bytes: usize,
         now: Time,
-        shares: impl Fn(&Job) -> bool,
     ) -> Result<(), Refusal> {
-        for (what, of, added) in KINDS.map(|(what, of)| (what, of, of(&size_of_job(&new.prompt, new.bytes))))
-        {
-            let (queued, limit) = (of(&queued), of(&limit));
-            if added > limit {
-                return Err(Refusal::TooLarge { what, whose: whose.into(), added, limit });
-            }
-            if queued + added > limit {
-                let size = |job: &Job| of(&size_of_job(&job.prompt, job.bytes));
-                let retry_after = self.time_to_free(queued + added - limit, size, shares, now);
-                let whose = whose.into();
-                return Err(Refusal::QueueFull { what, whose, queued, added, limit, retry_after });
+        self.judge_room(class, tenant, Amount { jobs: 1, tokens: 1, bytes }, now)
+    }
+
+    /// Whether so much more may wait of this class and tenant.
+    fn judge_room(&self, class: Class, tenant: &str, added: Amount, now: Time) -> Result<(), Refusal> {
+        let bounds = [
+            (Whose::All, self.line.queued(), self.limits.queue),
+            (Whose::Class(class), self.line.class(class), self.limits.classes[class as usize]),
+            (Whose::Tenant(tenant), self.line.tenant(tenant).queued, self.limits.tenant),
+        ];
+        for (whose, queued, limit) in bounds {
+            for (what, of) in KINDS {
+                let (queued, added, limit) = (of(&queued), of(&added), of(&limit));
+                if added > limit {
+                    return Err(Refusal::TooLarge { what, whose: whose.name(), added, limit });
+                }
+                if queued + added > limit {
+                    let needed = queued + added - limit;
+                    let retry_after = self.time_of_room(whose, (what, of), needed, now);
+                    let whose = whose.name();
+                    return Err(Refusal::QueueFull { what, whose, queued, added, limit, retry_after });
+                }
             }
         }
         Ok(())
+    }
+
+    /// When there will be room under a bound. A burst of refusals is told what the first of them was told a moment ago.
+    fn time_of_room(
+        &self,
+        whose: Whose<'_>,
+        (what, of): (&'static str, Part),
+        needed: usize,
+        now: Time,
+    ) -> Duration {
+        let mut foretold = self.foretold.borrow_mut();
+        let name = whose.name();
+        if let Some(known) = &*foretold
+            && (known.what, &known.whose, known.needed) == (what, &name, needed)
+            && now.saturating_sub(known.at) < FORETELL_INTERVAL
+        {
+            return known.time;
+        }
+        let size = |job: &Job| of(&size_of_job(&job.prompt, job.bytes));
+        let time = self.time_to_free(needed, size, |job| whose.has(job), now);
+        *foretold = Some(Foretold { at: now, what, whose: name, needed, time });
+        time
     }
 
     pub(super) fn stored(&mut self, id: JobNumber) {
