@@ -13,13 +13,14 @@ pub(crate) mod log;
 mod messages;
 pub(crate) mod models;
 pub(crate) mod plan;
+mod steering;
 
 pub(crate) use durable::{Durable, Recover};
 pub(crate) use messages::{
-    BatchJobsOf, CancelJobs, ConnectionGone, DetailOf, Drain, HasRoom, HoldJob, JobsOf, ModelStates, Pause,
-    QueueAnswer, QueueOf, ReadLog, SchedulerSnapshot, SetClass, Snapshot, StoryOf, SubmitJob, Submitted,
-    Unload, WantModel, WantedModels,
+    ConnectionGone, DetailOf, Drain, HasRoom, JobsOf, ModelStates, ReadLog, SchedulerSnapshot, Snapshot,
+    StoryOf, SubmitJob, Submitted, Unload, WantModel, WantedModels,
 };
+pub(crate) use steering::{BatchJobsOf, CancelJobs, HoldJob, Pause, QueueAnswer, QueueOf, SetClass};
 
 use crate::clock::Clock;
 use crate::config::ModelSettings;
