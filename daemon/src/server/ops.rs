@@ -301,7 +301,7 @@ impl Services {
             devices: devices.into_iter().map(device).collect(),
             blocks: blocks.collect(),
             kv: kv_status(&kv),
-            queued_jobs: load.queued_jobs as u32,
+            queued_jobs: (load.queued_jobs + load.parked_jobs) as u32,
             queue_capacity: self.queue_capacity as u32,
             held_jobs: load.held_jobs as u32,
             parked_jobs: load.parked_jobs as u32,

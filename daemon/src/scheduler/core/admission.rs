@@ -148,7 +148,7 @@ impl Core {
         if !ran {
             self.actions.push(Action::Began { job: id });
         }
-        if running.generated() > 0 || !first {
+        if running.generated() > 0 || !first || job.restored {
             let prompt = job.prompt.clone();
             let generated = running.tokens[prompt.len()..].to_vec();
             let (model, state) = (job.model.clone(), running.state());

@@ -23,6 +23,8 @@ pub(super) struct Job {
     pub(super) deadline: Option<Time>,
     /// Its record is on disk, or it needs none.
     pub(super) stored: bool,
+    /// It is from an earlier run of the daemon, so that no sampler came with it.
+    pub(super) restored: bool,
     /// It waits until it is let go.
     pub(super) held: bool,
     /// To be ended as soon as whoever works on it has answered.
@@ -111,6 +113,7 @@ impl Job {
             arrived_at: new.arrived_at,
             start_by: new.start_by,
             deadline: new.deadline,
+            restored: false,
             held: false,
             stopping: None,
             prefetched: false,
@@ -125,7 +128,7 @@ impl Job {
     pub(super) fn restored(restored: RestoredJob) -> Self {
         let RestoredJob { job, held, started, choices } = restored;
         assert_eq!(choices.len(), job.choices as usize, "a restored job has all of its answers");
-        let mut job = Self { held, stored: true, ..Self::new(job) };
+        let mut job = Self { held, stored: true, restored: true, ..Self::new(job) };
         if let Some((at, cached)) = started {
             let generated = choices.iter().map(|choice| match choice {
                 RestoredChoice::Open(progress) => progress.generated.len(),

@@ -544,6 +544,10 @@ fn jobs_of_a_model_that_is_not_loaded_wait_for_it() {
     assert_eq!(core.wanted_models().into_iter().collect::<Vec<_>>(), ["m".into()]);
     let input = Input::ModelUp { model: "m".into(), total_blocks: 4, devices: vec![0] };
     assert_eq!(asked(&core.step(input, Duration::ZERO)), [1]);
+    // Nobody else has a sampler for it.
+    let actions = grant(&mut core, 1, &[0]);
+    let begins = |action: &Action| matches!(action, Action::Resume { generated, .. } if generated.is_empty());
+    assert!(actions.iter().any(begins), "{actions:?}");
 }
 
 // ---- who gives way, who waits ----
