@@ -14,6 +14,7 @@ mod perplexity;
 mod process;
 mod quickstart;
 mod running_daemon;
+mod serve_bench;
 mod test;
 mod tidy;
 
@@ -31,6 +32,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   models [NAME..]    fetch the test models into the cache and check their sha256
   bench [ARGS]       prefill and decode beside llama.cpp; `cargo xtask bench --help` lists ARGS
   kv-bench [ARGS]    time to the first token from each tier, and what the KV store costs; `--help` lists ARGS
+  serve-bench [ARGS] many sessions at once, beside llama.cpp, and while a long prompt arrives; `--help` lists ARGS
   perplexity         the test models on this project's documentation, beside llama.cpp; needs ZLLM_PEER_PYTHON
 ";
 
@@ -57,6 +59,7 @@ fn run() -> Result<()> {
         ("models", names) => models::run(names),
         ("bench", _) => bench::run(&rest),
         ("kv-bench", _) => kv_bench::run(&rest),
+        ("serve-bench", _) => serve_bench::run(&rest),
         ("perplexity", []) => perplexity::run(),
         ("help" | "--help" | "-h", _) => {
             print!("{USAGE}");

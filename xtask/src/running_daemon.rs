@@ -70,11 +70,22 @@ impl RunningDaemon {
         model_path: &Path,
         flags: &[&str],
     ) -> Result<Self> {
+        Self::start_configured(programs, model, model_path, flags, "")
+    }
+
+    /// The same with more tables in its configuration.
+    pub(crate) fn start_configured(
+        programs: &Programs,
+        model: &str,
+        model_path: &Path,
+        flags: &[&str],
+        tables: &str,
+    ) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("zllm-").tempdir().context("no scratch folder")?;
         let notify = UnixDatagram::bind(folder.path().join("notify")).context("no notify socket")?;
         notify.set_read_timeout(Some(Duration::from_millis(50)))?;
         let config = folder.path().join("zllmd.toml");
-        fs::write(&config, config_text(folder.path(), model, model_path))?;
+        fs::write(&config, config_text(folder.path(), model, model_path) + tables)?;
         let mut zllmd = Command::new(&programs.zllmd);
         // The environment goes before the file, so the user's own settings must not reach this daemon.
         for (name, _) in std::env::vars_os() {
@@ -97,10 +108,15 @@ impl RunningDaemon {
         Ok(daemon)
     }
 
+    /// Where it listens.
+    pub(crate) fn socket(&self) -> PathBuf {
+        socket_in(self.folder.path())
+    }
+
     /// `zllmctl` that talks to this daemon.
     pub(crate) fn zllmctl(&self) -> Command {
         let mut command = Command::new(&self.programs.zllmctl);
-        command.env("ZLLM_SOCKET", socket_in(self.folder.path()));
+        command.env("ZLLM_SOCKET", self.socket());
         command
     }
 
@@ -135,7 +151,7 @@ impl RunningDaemon {
             }
             std::thread::sleep(process::POLL);
         }
-        if socket_in(self.folder.path()).exists() {
+        if self.socket().exists() {
             bail!("zllmd left its socket behind");
         }
         Ok(())
