@@ -97,18 +97,19 @@ impl Core {
         self.expected_order(now).into_iter().map(start).collect()
     }
 
-    /// The jobs that nothing but time keeps, in the order in which they will start if none comes: by level, what has started
-    /// first, and by turns of the tenants.
+    /// The jobs that nothing but time keeps, in the order in which they will start if none comes: by level, what has risen
+    /// and what has started first, and by turns of the tenants.
     fn expected_order(&self, now: Time) -> Vec<(u8, JobNumber)> {
-        let mut lanes: BTreeMap<(u8, bool), BTreeMap<&str, VecDeque<JobNumber>>> = BTreeMap::new();
+        let mut lanes: BTreeMap<(u8, bool, bool), BTreeMap<&str, VecDeque<JobNumber>>> = BTreeMap::new();
         for id in self.line.waiting().filter(|id| self.waits_for_time_alone(&self.jobs[id])) {
             let job = &self.jobs[&id];
-            let lane = (self.line.level(job, &self.limits, now), !job.has_started());
+            let level = self.line.level(job, &self.limits, now);
+            let lane = (level, level == job.class as u8, !job.has_started());
             lanes.entry(lane).or_default().entry(&job.tenant).or_default().push_back(id);
         }
         let mut served = self.line.served_with(self.running().map(|(_, job, running)| (job, running)));
         let mut order = Vec::new();
-        for ((level, _), mut tenants) in lanes {
+        for ((level, ..), mut tenants) in lanes {
             let mut turns: BTreeSet<(u64, &str)> =
                 tenants.keys().map(|tenant| (served.get(*tenant).copied().unwrap_or(0), *tenant)).collect();
             while let Some((before, tenant)) = turns.pop_first() {

@@ -2,8 +2,9 @@
 //!
 //! The order, which [`Line::next`] keeps:
 //!
-//! 1. by level: a job's class, or one above for each `aging` that its class has waited without a start. So a class that
-//!    others keep from starting gets a start now and then, however many jobs it has;
+//! 1. by level: a job's class, or one above for each `aging` that its class has waited without a start of its model. So a
+//!    class that others keep from starting gets a start now and then, however many jobs it has;
+//!    Who has risen goes before those whose class that is: it has waited for long enough;
 //! 2. jobs that have started before jobs that have not: they hold KV, and those that were parked give it back soonest;
 //! 3. by tenant: whoever was served least, in tokens computed, with what its running sequences may still come to. A tenant
 //!    that comes back has no claim on what it did not use;
@@ -36,10 +37,17 @@ pub(super) struct Line {
     /// The most that the least served tenant with jobs was served so far. Who comes begins there at least, so what an
     /// idle machine gave to one tenant is neither a debt of it nor a claim of the others.
     floor: u64,
-    /// When a job of the class started last.
-    started_at: [Time; 3],
-    /// The prompt that was started last, by model.
-    latest: HashMap<ModelName, Arc<[u32]>>,
+    /// What started last, by model.
+    latest: HashMap<ModelName, Latest>,
+}
+
+/// What started last of a model.
+#[derive(Debug)]
+struct Latest {
+    /// When, by class.
+    at: [Time; 3],
+    /// The prompt of the last one.
+    prompt: Arc<[u32]>,
 }
 
 /// One tenant's account.
@@ -97,8 +105,10 @@ impl Line {
 
     /// The job starts now; it must wait.
     pub(super) fn start(&mut self, job: &Job, now: Time) {
-        self.started_at[job.class as usize] = now;
-        self.latest.insert(job.model.clone(), job.prompt.clone());
+        let prompt = job.prompt.clone();
+        let latest = self.latest.entry(job.model.clone()).or_insert(Latest { at: [Time::ZERO; 3], prompt });
+        latest.at[job.class as usize] = now;
+        latest.prompt = job.prompt.clone();
         if !job.has_started() {
             self.count(job, |sum, part| sum - part);
         }
@@ -174,7 +184,8 @@ impl Line {
     pub(super) fn level(&self, job: &Job, limits: &CoreLimits, now: Time) -> u8 {
         let class = job.class as u8;
         let Some(aging) = limits.aging else { return class };
-        let since = job.waiting_since.max(self.started_at[job.class as usize]);
+        let last = self.latest.get(&job.model).map_or(Time::ZERO, |latest| latest.at[job.class as usize]);
+        let since = job.waiting_since.max(last);
         let steps = now.saturating_sub(since).as_millis() / aging.as_millis().max(1);
         class.saturating_sub(steps.min(2) as u8)
     }
@@ -208,10 +219,11 @@ impl Line {
         let rank = |id: &JobNumber| {
             let job = &jobs[id];
             let served = served.get(job.tenant.as_str()).copied().unwrap_or_default();
-            (self.level(job, limits, now), !job.has_started(), served, *id)
+            let level = self.level(job, limits, now);
+            (level, level == job.class as u8, !job.has_started(), served, *id)
         };
         let able = || self.waiting.iter().copied().filter(|id| may(&jobs[id]));
-        let (level, fresh, _, first) = able().map(|id| rank(&id)).min()?;
+        let (level, _, fresh, _, first) = able().map(|id| rank(&id)).min()?;
         let next = if fresh { self.least_work(jobs, limits, now, first, level, able()) } else { first };
         Some(Next { job: next, level })
     }
@@ -227,7 +239,7 @@ impl Line {
         able: impl Iterator<Item = JobNumber>,
     ) -> JobNumber {
         let head = &jobs[&first];
-        let latest = self.latest.get(&head.model).map_or(&[][..], |prompt| prompt);
+        let latest = self.latest.get(&head.model).map_or(&[][..], |latest| &latest.prompt);
         let work = |job: &Job| {
             let shared = job.prompt.iter().zip(latest).take_while(|(one, other)| one == other).count();
             job.prompt.len() - shared
