@@ -20,8 +20,8 @@ use std::time::Duration;
 use zllm_state::LeaseId;
 use zllm_wire::{Event, FinishReason};
 
-/// Ticks at which the index checks itself, of a thousand: it computes all keys again.
-const INDEX_CHECKS: usize = 50;
+/// Ticks at which the index checks itself, of a thousand, and the queue's view is looked at: both are slow.
+const SLOW_CHECKS: usize = 50;
 
 pub(super) struct World {
     pub(super) scenario: Scenario,
@@ -74,7 +74,7 @@ impl World {
             device: Device::new(scenario.costs, models),
             disk: Disk::default(),
             bounds: Bounds::new(scenario.limits.clone()),
-            order: Order::new(scenario.limits.aging),
+            order: Order::new(models, scenario.limits.aging),
             starvation: Starvation::new(models, AGING, scenario.longest_job),
             idle: Idle::new(models),
             pace: PaceCheck::new(models, PACE),
@@ -164,9 +164,11 @@ impl World {
             }
         }
         self.input(Input::Tick);
-        if self.rng.chance(INDEX_CHECKS) {
+        if self.rng.chance(SLOW_CHECKS) {
             let checked = self.store.check();
             self.found("leases", checked);
+            let seen = self.check_view();
+            self.found("view", seen);
         }
         let stopped = self.paused || self.draining;
         let starvation = self.starvation.check(&self.jobs, stopped, self.now);
@@ -180,6 +182,23 @@ impl World {
         if self.draining && self.core.is_idle() && self.disk.is_quiet() {
             self.start_again(false);
         }
+    }
+
+    /// The queue as it is told shows every job that waits, once, and no more than may run.
+    fn check_view(&self) -> Result<(), String> {
+        let view = self.core.view(self.now);
+        let mut shown: Vec<JobNumber> = view.waiting.iter().map(|waiting| waiting.job).collect();
+        shown.sort();
+        let waits = |job: &Job| job.answers.iter().any(|answer| answer.place == Place::Waiting);
+        let those = self.jobs.iter().filter(|(_, job)| !job.over && waits(job));
+        if !those.map(|(id, _)| id).eq(&shown) {
+            return Err(format!("the queue shows {shown:?}"));
+        }
+        let starts = view.waiting.iter().filter_map(|waiting| waiting.starts_in);
+        if !starts.is_sorted() || view.running.len() > view.running_limit {
+            return Err(format!("the queue is out of order: {view:?}"));
+        }
+        Ok(())
     }
 
     fn works(&self, model: usize) -> bool {
@@ -366,7 +385,7 @@ impl World {
         {
             job.answers[sequence.choice as usize].place = Place::Running;
             let class = job.class;
-            self.order.started(class, self.now);
+            self.order.started(model, class, self.now);
             self.starvation.started(model, class, self.now);
         }
         self.input(Input::Leased { sequence, result });
@@ -514,7 +533,7 @@ impl World {
 
     /// The daemon was started again: it knows nothing of what started when, and what was promised is void.
     pub(super) fn forget_checks(&mut self) {
-        self.order = Order::new(self.scenario.limits.aging);
+        self.order = Order::new(self.scenario.models.len(), self.scenario.limits.aging);
         self.promises.forget();
     }
 

@@ -1,6 +1,6 @@
 //! Nobody starts before somebody of a higher level who could start instead, and nobody is passed over for ever.
 
-use super::Jobs;
+use super::{Job, Jobs};
 use crate::scheduler::core::Time;
 use crate::scheduler::core::line::MAX_BYPASSES;
 use crate::scheduler::plan::JobNumber;
@@ -9,24 +9,25 @@ use zllm_wire::Class;
 
 pub(in super::super) struct Order {
     aging: Option<Duration>,
-    /// By class.
-    last_start: [Time; 3],
+    /// By model and class.
+    last_start: Vec<[Time; 3]>,
 }
 
 impl Order {
-    pub(in super::super) fn new(aging: Option<Duration>) -> Self {
-        Self { aging, last_start: [Time::ZERO; 3] }
+    pub(in super::super) fn new(models: usize, aging: Option<Duration>) -> Self {
+        Self { aging, last_start: vec![[Time::ZERO; 3]; models] }
     }
 
     /// Something of a class starts, or goes on.
-    pub(in super::super) fn started(&mut self, class: Class, now: Time) {
-        self.last_start[class as usize] = now;
+    pub(in super::super) fn started(&mut self, model: usize, class: Class, now: Time) {
+        self.last_start[model][class as usize] = now;
     }
 
     /// The highest level that a long wait may have brought a job.
-    fn level(&self, class: Class, waiting_since: Time, now: Time) -> u8 {
+    fn level(&self, job: &Job, now: Time) -> u8 {
+        let class = job.class;
         let Some(aging) = self.aging else { return class as u8 };
-        let since = waiting_since.max(self.last_start[class as usize]);
+        let since = job.waiting_since.max(self.last_start[job.request.model][class as usize]);
         let steps = (now - since).as_millis() / aging.as_millis();
         (class as u8).saturating_sub(steps.min(2) as u8)
     }
@@ -46,7 +47,7 @@ impl Order {
         if stopped && !job.is_running() {
             return Err(format!("{id:?} starts although nothing may"));
         }
-        let level = self.level(job.class, job.waiting_since, now);
+        let level = self.level(job, now);
         let (model, class, is_fresh) = (job.request.model, job.class, !job.started);
         let (tenant, since) = (job.request.tenant.clone(), job.waiting_since);
         for (other_id, other) in jobs.iter_mut() {
