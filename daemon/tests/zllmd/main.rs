@@ -1,12 +1,15 @@
 //! The real `zllmd` binary with a real small model, over its real sockets. One test binary, so that it links once.
 
+mod burst;
 mod common;
 mod devices;
 mod generate;
 mod inspect;
+mod job_crash;
 mod kv_crash;
 mod kv_faults;
 mod kv_tiers;
+mod leaks;
 mod operate;
 mod sampling;
 mod templates;

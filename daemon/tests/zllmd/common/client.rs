@@ -55,21 +55,30 @@ pub(crate) fn greedy(prompt: &str, tokens: u32) -> Submit {
 impl Client {
     /// Connects and says hello.
     pub(crate) fn connect(socket: &Path) -> Self {
-        let mut client = Self::connect_raw(socket);
-        client.write(&ClientFrame::Hello { version: VERSION, client: "test".into() });
-        match client.read() {
-            Some(ServerFrame::Welcome { version, pid, .. }) => {
+        Self::try_connect(socket).expect("the daemon listens")
+    }
+
+    /// Connects and says hello; `None` when the daemon is gone.
+    pub(crate) fn try_connect(socket: &Path) -> Option<Self> {
+        let mut client = Self::of(UnixStream::connect(socket).ok()?);
+        let hello = ClientFrame::Hello { version: VERSION, client: "test".into() };
+        write_frame(&mut client.stream, &hello).ok()?;
+        match client.read()? {
+            ServerFrame::Welcome { version, pid, .. } => {
                 assert_eq!(version, VERSION);
                 assert!(pid > 0);
             }
             other => panic!("no welcome but {other:?}"),
         }
-        client
+        Some(client)
     }
 
     /// Connects and says nothing.
     pub(crate) fn connect_raw(socket: &Path) -> Self {
-        let stream = UnixStream::connect(socket).expect("the daemon listens");
+        Self::of(UnixStream::connect(socket).expect("the daemon listens"))
+    }
+
+    fn of(stream: UnixStream) -> Self {
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
         Self { stream, frames: FrameDecoder::new(), next_id: 1, put_aside: VecDeque::new() }
     }

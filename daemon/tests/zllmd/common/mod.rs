@@ -1,6 +1,7 @@
 //! The real `zllmd` with a scratch folder, and a client that speaks the socket protocol by itself.
 
 mod client;
+pub(crate) mod durable;
 mod http;
 pub(crate) mod kv;
 mod notify;
@@ -192,6 +193,14 @@ impl Daemon {
         assert!(!self.is_running());
         self.child = spawn(&mut self.command, self.folder.path(), &self.settings);
         self.wait_until_ready();
+    }
+
+    /// Starts one that has ended again, and kills it so long after that: before it is ready, mostly.
+    pub(crate) fn kill_while_it_starts(&mut self, after: Duration) {
+        assert!(!self.is_running());
+        self.child = spawn(&mut self.command, self.folder.path(), &self.settings);
+        std::thread::sleep(after);
+        self.kill();
     }
 
     /// What it has logged.
