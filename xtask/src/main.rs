@@ -4,6 +4,7 @@
 //! programs. Every harness here has a test that proves it fails on bad input.
 #![forbid(unsafe_code)]
 
+mod batch_check;
 mod bench;
 mod canaries;
 mod ci;
@@ -27,6 +28,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   quickstart         build zllm, fetch a small model, start the daemon, stream one answer, stop the daemon
   test [ARGS]        fetch the test models, then run every test (ARGS go to `cargo test`)
   ci                 what must pass before a change lands: fmt, clippy, tidy, canaries, units, a smoke run, tests
+  batch-check        a batch whose command and daemon are killed gives the answers of one that is left alone
   tidy               arrows between crates, file headers, line budgets, `unsafe` only in kernels, no leaks
   canaries           prove that every ban of clippy.toml and every denied lint is caught
   models [NAME..]    fetch the test models into the cache and check their sha256
@@ -54,6 +56,7 @@ fn run() -> Result<()> {
         ("quickstart", []) => quickstart::run(),
         ("test", _) => test::run(&rest),
         ("ci", []) => ci::run(),
+        ("batch-check", []) => batch_check::run(),
         ("tidy", []) => tidy::run(),
         ("canaries", []) => canaries::run(),
         ("models", names) => models::run(names),
@@ -65,7 +68,7 @@ fn run() -> Result<()> {
             print!("{USAGE}");
             Ok(())
         }
-        ("quickstart" | "ci" | "tidy" | "canaries" | "perplexity", extra) => {
+        ("quickstart" | "ci" | "batch-check" | "tidy" | "canaries" | "perplexity", extra) => {
             bail!("`cargo xtask {command}` takes no arguments, got {extra:?}")
         }
         _ => {

@@ -55,6 +55,7 @@ pub(crate) struct RunningDaemon {
     child: Child,
     programs: Programs,
     folder: TempDir,
+    flags: Vec<String>,
 }
 
 impl RunningDaemon {
@@ -82,28 +83,11 @@ impl RunningDaemon {
         tables: &str,
     ) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("zllm-").tempdir().context("no scratch folder")?;
-        let notify = UnixDatagram::bind(folder.path().join("notify")).context("no notify socket")?;
-        notify.set_read_timeout(Some(Duration::from_millis(50)))?;
         let config = folder.path().join("zllmd.toml");
         fs::write(&config, config_text(folder.path(), model, model_path) + tables)?;
-        let mut zllmd = Command::new(&programs.zllmd);
-        // The environment goes before the file, so the user's own settings must not reach this daemon.
-        for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with("ZLLM_") {
-                zllmd.env_remove(name);
-            }
-        }
-        let child = zllmd
-            .arg("--config")
-            .arg(&config)
-            .args(flags)
-            .env("NOTIFY_SOCKET", folder.path().join("notify"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(File::create(folder.path().join("zllmd.log"))?)
-            .spawn()
-            .with_context(|| format!("could not start {}", programs.zllmd.display()))?;
-        let mut daemon = Self { child, programs: programs.clone(), folder };
+        let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        let (child, notify) = spawn(programs, folder.path(), &flags)?;
+        let mut daemon = Self { child, programs: programs.clone(), folder, flags };
         daemon.wait_until_ready(&notify)?;
         Ok(daemon)
     }
@@ -111,6 +95,15 @@ impl RunningDaemon {
     /// Where it listens.
     pub(crate) fn socket(&self) -> PathBuf {
         socket_in(self.folder.path())
+    }
+
+    /// Kills the daemon as a power cut would, as far as its memory goes, and starts it again in the same folder.
+    pub(crate) fn kill_and_start_again(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        let (child, notify) = spawn(&self.programs, self.folder.path(), &self.flags)?;
+        self.child = child;
+        self.wait_until_ready(&notify)
     }
 
     /// `zllmctl` that talks to this daemon.
@@ -191,6 +184,33 @@ impl Drop for RunningDaemon {
     }
 }
 
+/// Starts a daemon with the configuration in `folder`; what it tells systemd comes from the socket.
+fn spawn(programs: &Programs, folder: &Path, flags: &[String]) -> Result<(Child, UnixDatagram)> {
+    let notify_path = folder.join("notify");
+    // The one before may have left it.
+    let _ = fs::remove_file(&notify_path);
+    let notify = UnixDatagram::bind(&notify_path).context("no notify socket")?;
+    notify.set_read_timeout(Some(Duration::from_millis(50)))?;
+    let mut zllmd = Command::new(&programs.zllmd);
+    // The environment goes before the file, so the user's own settings must not reach this daemon.
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("ZLLM_") {
+            zllmd.env_remove(name);
+        }
+    }
+    let child = zllmd
+        .arg("--config")
+        .arg(folder.join("zllmd.toml"))
+        .args(flags)
+        .env("NOTIFY_SOCKET", &notify_path)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(File::options().create(true).append(true).open(folder.join("zllmd.log"))?)
+        .spawn()
+        .with_context(|| format!("could not start {}", programs.zllmd.display()))?;
+    Ok((child, notify))
+}
+
 fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
 }
@@ -212,10 +232,11 @@ fn metrics_in(folder: &Path) -> PathBuf {
 fn config_text(folder: &Path, model: &str, model_path: &Path) -> String {
     let quoted = |path: &Path| toml::Value::from(path.to_string_lossy().into_owned()).to_string();
     format!(
-        "socket = {}\nmetrics = \"off\"\nmetrics_socket = {}\n\n[kv]\ndir = {}\n\n[models.\"{model}\"]\npath = {}\nload = \"start\"\n",
+        "socket = {}\nmetrics = \"off\"\nmetrics_socket = {}\n\n[kv]\ndir = {}\n\n[jobs]\ndir = {}\n\n[models.\"{model}\"]\npath = {}\nload = \"start\"\n",
         quoted(&socket_in(folder)),
         quoted(&metrics_in(folder)),
         quoted(&folder.join("kv")),
+        quoted(&folder.join("jobs")),
         quoted(model_path),
     )
 }
@@ -249,7 +270,7 @@ mod tests {
         let child = Command::new("sleep").arg("600").spawn().unwrap();
         let pid = nix::unistd::Pid::from_raw(child.id().try_into().unwrap());
         let programs = script(&scratch, "true");
-        drop(RunningDaemon { child, programs, folder });
+        drop(RunningDaemon { child, programs, folder, flags: vec![] });
         assert_eq!(nix::sys::signal::kill(pid, None), Err(nix::errno::Errno::ESRCH));
         assert!(!scratch.exists());
     }
