@@ -63,6 +63,12 @@ pub(crate) const MIN_RETRY_WAIT: Duration = Duration::from_millis(50);
 /// The longest.
 pub(crate) const MAX_RETRY_WAIT: Duration = Duration::from_secs(60);
 
+/// The wait after the daemon has failed to do something.
+pub(crate) const FAULT_WAIT: Duration = Duration::from_secs(1);
+
+/// How often it may fail before a batch gives up; what is in flight may fail together.
+pub(crate) const MAX_FAULTS: u32 = 60;
+
 /// The wait between two listings of a batch's jobs.
 pub(crate) const POLL_PERIOD: Duration = Duration::from_secs(1);
 

@@ -46,8 +46,8 @@ pub(crate) fn top(context: Context, args: &TopArgs) -> Result<(), Failure> {
     let ended = watch_signals()?;
     let news = feed::start(context, interval)?;
     let no_terminal = |error: io::Error| Failure::Failed(format!("cannot draw at this terminal: {error}"));
-    let lived = ratatui::try_init()
-        .and_then(|mut terminal| Live::new(interval).run(&mut terminal, &news, &ended));
+    let lived =
+        ratatui::try_init().and_then(|mut terminal| Live::new(interval).run(&mut terminal, &news, &ended));
     // Also when drawing failed: then it may fail too, and what drawing met is told.
     let restored = ratatui::try_restore();
     lived.and(restored).map_err(no_terminal)

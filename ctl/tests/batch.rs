@@ -20,6 +20,8 @@ struct Queue {
     /// Jobs that may wait; more are refused.
     capacity: Option<usize>,
     refusals: usize,
+    /// Whether the next submission fails.
+    ill: bool,
     /// Listings until what waits has ended.
     listings_to_end: u32,
     listings: u32,
@@ -49,6 +51,9 @@ impl Queue {
         let fault = |code, message: &str| Fault { code, message: message.into() };
         if submit.label.as_deref() == Some("too-long") {
             return Err(fault(ErrorCode::Invalid, "the prompt is too long"));
+        }
+        if std::mem::take(&mut self.ill) {
+            return Err(fault(ErrorCode::Failed, "the disk is busy"));
         }
         let waiting = self.jobs.iter().filter(|(_, state)| *state == JobState::Queued).count();
         if self.capacity.is_some_and(|capacity| waiting >= capacity) {
@@ -248,6 +253,7 @@ fn a_batch_from_its_lines_to_its_files() {
 fn a_full_queue_is_waited_for() {
     let queue = Shared::default();
     queue.lock().unwrap().capacity = Some(3);
+    queue.lock().unwrap().ill = true;
     let daemon = Daemon::start([always(&queue)]);
     let ids: Vec<String> = (0..12).map(|number| format!("r{number:02}")).collect();
     file(daemon.dir.path(), &ids.iter().map(String::as_str).collect::<Vec<_>>());

@@ -17,8 +17,8 @@ use crate::clock;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::limits::{
-    MAX_OUTAGE, MAX_READS_IN_FLIGHT, MAX_RETRY_WAIT, MAX_SUBMITS_IN_FLIGHT, MIN_RETRY_WAIT, POLL_PERIOD,
-    POLL_SHARE, PROGRESS_PERIOD, RECONNECT_DELAY, RECONNECT_DELAY_MAX,
+    FAULT_WAIT, MAX_FAULTS, MAX_OUTAGE, MAX_READS_IN_FLIGHT, MAX_RETRY_WAIT, MAX_SUBMITS_IN_FLIGHT,
+    MIN_RETRY_WAIT, POLL_PERIOD, POLL_SHARE, PROGRESS_PERIOD, RECONNECT_DELAY, RECONNECT_DELAY_MAX,
 };
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -47,6 +47,8 @@ pub(crate) struct Drive<'a> {
     read_at: Instant,
     listing: Listing,
     outage: Option<Outage>,
+    /// How often the daemon has failed since it last took a request.
+    faults: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -115,6 +117,7 @@ impl<'a> Drive<'a> {
             read_at: now,
             listing: Listing { at: now + POLL_PERIOD, asked: 0, from: None, page: None },
             outage: None,
+            faults: 0,
         }
     }
 
@@ -242,10 +245,10 @@ impl<'a> Drive<'a> {
             .in_flight
             .remove(&id)
             .ok_or_else(|| Failure::Failed("the daemon sent an answer that nothing was asked for".into()))?;
-        if matches!(answer, Answer::Error(Fault { code: ErrorCode::Draining, .. })) {
+        if let Answer::Error(Fault { code: ErrorCode::Draining, message }) = answer {
             // As if it were gone already: the next one takes it.
             self.in_flight.insert(id, asked);
-            return Err(Failure::Lost("the daemon is stopping".into()));
+            return Err(Failure::Lost(message));
         }
         self.outage = None;
         match asked {
@@ -255,16 +258,15 @@ impl<'a> Drive<'a> {
                     self.take_listed(number, after, at, page);
                     Ok(())
                 }
-                Answer::Error(Fault { code: ErrorCode::Refused { retry_after_ms }, .. }) => {
-                    self.listing.at = clock::now() + retry_wait(retry_after_ms);
-                    Ok(())
-                }
                 // Of a batch none of whose jobs are kept.
                 Answer::Error(Fault { code: ErrorCode::NotFound, .. }) => {
                     self.take_listed(number, after, at, BatchPage { jobs: Vec::new(), more: false });
                     Ok(())
                 }
-                Answer::Error(fault) => Err(fault.into()),
+                Answer::Error(fault) => {
+                    self.listing.at = self.later(fault)?;
+                    Ok(())
+                }
                 other => Err(unexpected(&other)),
             },
             Asked::Read { ended, answering } => self.take_read(id, ended, answering, answer),
@@ -284,16 +286,12 @@ impl<'a> Drive<'a> {
             }
             (Some((job, known)), Answer::Done) => {
                 self.window = (self.window * 2).min(MAX_SUBMITS_IN_FLIGHT);
+                self.faults = 0;
                 if self.listing.from.as_ref().is_some_and(|from| *from >= job) {
                     self.listing.from = None;
                 }
                 let listings = self.listing.asked;
                 self.open.insert(job, Open { place, listings, watched: !known });
-            }
-            (_, Answer::Error(Fault { code: ErrorCode::Refused { retry_after_ms }, .. })) => {
-                self.unsent.insert(place);
-                self.window = 1;
-                self.submit_at = self.submit_at.max(clock::now() + retry_wait(retry_after_ms));
             }
             (_, Answer::Error(Fault { code: ErrorCode::Invalid, message })) => {
                 self.fail(place, None, "invalid_request", message)?;
@@ -303,8 +301,8 @@ impl<'a> Drive<'a> {
             }
             (_, Answer::Error(fault)) => {
                 self.unsent.insert(place);
-                let number = self.input.number(place);
-                return Err(Failure::Failed(format!("the daemon could not take line {number}: {fault}")));
+                self.window = 1;
+                self.submit_at = self.later(fault)?.max(self.submit_at);
             }
             (_, other) => return Err(unexpected(&other)),
         }
@@ -378,14 +376,31 @@ impl<'a> Drive<'a> {
                 );
                 self.fail(ended.place, Some(&ended.job), "batch_expired", message)?;
             }
-            Answer::Error(Fault { code: ErrorCode::Refused { retry_after_ms }, .. }) => {
+            Answer::Error(fault) => {
                 self.ended.push_front(ended);
-                self.read_at = clock::now() + retry_wait(retry_after_ms);
+                self.read_at = self.later(fault)?;
             }
-            Answer::Error(fault) => return Err(fault.into()),
             other => return Err(unexpected(&other)),
         }
         Ok(())
+    }
+
+    /// When to ask again for what the daemon could not give.
+    ///
+    /// # Errors
+    /// Never: it said so, or has failed too often.
+    fn later(&mut self, fault: Fault) -> Result<Instant, Failure> {
+        let wait = match fault.code {
+            ErrorCode::Refused { retry_after_ms } => {
+                Duration::from_millis(retry_after_ms).clamp(MIN_RETRY_WAIT, MAX_RETRY_WAIT)
+            }
+            ErrorCode::Failed if self.faults < MAX_FAULTS => {
+                self.faults += 1;
+                FAULT_WAIT
+            }
+            _ => return Err(fault.into()),
+        };
+        Ok(clock::now() + wait)
     }
 
     fn fail(
@@ -439,11 +454,6 @@ impl<'a> Drive<'a> {
             }
         }
     }
-}
-
-/// The daemon's own time, within reason.
-fn retry_wait(retry_after_ms: u64) -> Duration {
-    Duration::from_millis(retry_after_ms).clamp(MIN_RETRY_WAIT, MAX_RETRY_WAIT)
 }
 
 /// As much of a request's name as a label may have.

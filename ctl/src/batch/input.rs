@@ -97,11 +97,6 @@ impl Input {
         self.lines.len()
     }
 
-    /// The line number, for people.
-    pub(crate) fn number(&self, place: usize) -> usize {
-        self.lines[place].number
-    }
-
     /// What its author calls the request.
     pub(crate) fn custom_id(&self, place: usize) -> &str {
         &self.lines[place].custom_id
@@ -215,7 +210,7 @@ mod tests {
     fn keys_follow_from_batch_number_and_bytes() {
         let text = format!("{}\n\n{}", line("a"), line("b"));
         let input = Input::parse(id(), text).unwrap();
-        assert_eq!((input.len(), input.number(0), input.number(1)), (2, 1, 3));
+        assert_eq!((input.len(), input.lines[0].number, input.lines[1].number), (2, 1, 3));
         assert_eq!((input.custom_id(1), input.endpoint(1)), ("b", Endpoint::Completions));
         let (first, second) = (input.key(0), input.key(1));
         assert!(first.as_str().starts_with("b/1-") && second.as_str().starts_with("b/3-"), "{first:?}");
