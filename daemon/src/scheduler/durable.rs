@@ -308,6 +308,7 @@ impl SchedulerActor {
         let (Some(at), Some(Ending { events, last })) = (record.ended_ms, ending) else { return };
         let log = JobLog::ended(number.0, self.durable.disk().clone(), events);
         self.jobs.insert(number, facts, log);
+        self.jobs.restored(number, 0, record.attempts);
         self.jobs.ended_before(number, &last, milliseconds(at));
     }
 }

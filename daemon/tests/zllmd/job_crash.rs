@@ -103,6 +103,7 @@ impl Round {
                 panic!("job {index}, {job}, is lost")
             };
             let has_ended = detail.info.state == JobState::Done;
+            assert!(!has_ended || detail.attempts > 0, "it ran to end so: {detail:?}");
             assert!(
                 has_ended || matches!(detail.info.state, JobState::Queued | JobState::Running),
                 "{detail:?}"
