@@ -15,7 +15,7 @@ impl Index {
             assert!(dropped, "the caller made sure of room in RAM");
         }
         while self.arena(id).device_used() > self.arena(id).budget.device_blocks {
-            if self.has_room_in_ram(id) {
+            if self.has_room_in_ram(id, true) {
                 let first = self.arena(id).device_order.first().copied();
                 let first = first.expect("the caller made sure that enough is not leased");
                 self.arena_mut(id).device_clock = first.clock().max(self.arena(id).device_clock);
@@ -28,9 +28,13 @@ impl Index {
         }
     }
 
-    /// Whether one more block can be in RAM, after another was dropped if need be.
-    fn has_room_in_ram(&mut self, id: ArenaId) -> bool {
-        self.arena(id).ram_used() < self.arena(id).budget.ram_blocks || self.drop_from_ram(id)
+    /// Whether one more block can be in RAM, after another was dropped if need be: one that waits for its write only if
+    /// it `may_lose` that.
+    fn has_room_in_ram(&mut self, id: ArenaId, may_lose: bool) -> bool {
+        let arena = self.arena(id);
+        // What waits stands last in the order: when the first does, all do.
+        let loses = arena.ram_order.first().is_some_and(|first| self.nodes[first.node].is(flag::WANTED));
+        arena.ram_used() < arena.budget.ram_blocks || (may_lose || !loses) && self.drop_from_ram(id)
     }
 
     fn drop_from_ram(&mut self, id: ArenaId) -> bool {
@@ -96,7 +100,8 @@ impl Index {
 
     /// Evicts what these keys name, from one tier or from all, and counts what went from where. A key stands after its
     /// parent's. Nothing that is leased, pinned, held or above such a block goes. From the device blocks go to RAM, or
-    /// nowhere if there is no room that can be made.
+    /// nowhere if there is no room that can be made. What waits for its write to SSD is in no other place: asked to leave
+    /// the device or RAM it stays in memory.
     pub fn evict<'k>(
         &mut self,
         keys: impl DoubleEndedIterator<Item = &'k BlockKey>,
@@ -144,12 +149,14 @@ impl Index {
                 node.set(flag::UNWANTED, is_writing);
             });
         }
+        // Never when the copy on SSD was to go: the wish for it went too.
+        let waits = self.nodes[id].is(flag::WANTED);
         let on_device = self.nodes[id].is(flag::DEVICE);
         if from == Some(Tier::Device) {
             if on_device && self.is_movable(id) {
                 let arena = ArenaId(self.nodes[id].arena);
-                let is_droppable = self.is_droppable(id);
-                if self.has_room_in_ram(arena) {
+                let is_droppable = self.is_droppable(id) && !waits;
+                if self.has_room_in_ram(arena, false) {
                     self.move_to_ram(id);
                     evicted.device += 1;
                 } else if is_droppable {
@@ -159,10 +166,7 @@ impl Index {
             }
             return;
         }
-        if self.is_droppable(id) && (takes(Tier::Ram) && !on_device || from.is_none()) {
-            if self.nodes[id].is(flag::WANTED) {
-                self.edit(id, |node| node.set(flag::WANTED, false));
-            }
+        if self.is_droppable(id) && !waits && (takes(Tier::Ram) && !on_device || from.is_none()) {
             self.leave_memory(id);
             *evicted.of(if on_device { Tier::Device } else { Tier::Ram }) += 1;
         }
