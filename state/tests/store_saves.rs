@@ -1,7 +1,7 @@
 //! When a save is answered, and with what: not before the blocks are on disk, wherever they were before.
 
 use zllm_state::{
-    Action, ArenaBudget, DiskContents, EvictTarget, Fingerprint, KvStore, LeaseRequest, SaveOutcome,
+    Action, ArenaBudget, DiskContents, EvictTarget, Fingerprint, KvStore, LeaseId, LeaseRequest, SaveOutcome,
     SavePolicy, SessionName, SessionUse, StoreOptions, Tier, disk_bytes,
 };
 
@@ -59,22 +59,27 @@ fn ended_session(write_batch_bytes: u64) -> (KvStore, Vec<Action>) {
     let actions = store.disk_ready(DiskContents::default());
     carry_out(&mut store, actions);
     let tokens: Vec<u32> = (0..100).collect();
-    let request = LeaseRequest {
-        ticket: 1,
-        model: "m".to_owned(),
-        tenant: String::new(),
-        prompt: tokens.clone().into(),
-        capacity_tokens: 100,
-        has_session: true,
-    };
-    let actions = store.lease(request, NOW_MS);
-    let [Action::Leased { result: Ok(granted), .. }] = &actions[..] else { panic!("{actions:?}") };
-    let lease = granted.lease;
+    let lease = lease(&mut store, &tokens);
     store.commit(lease, &tokens[..64]);
     let tail = tokens[64..].to_vec();
     let session = SessionUse { name: name(), tokens, hit_tokens: 0, sampled: 1 };
     let actions = store.release(lease, &tail, Some(session), false, NOW_MS);
     (store, actions)
+}
+
+/// A lease for these tokens and no more; whatever its prefix needs is done at once.
+fn lease(store: &mut KvStore, tokens: &[u32]) -> LeaseId {
+    let request = LeaseRequest {
+        ticket: 1,
+        model: "m".to_owned(),
+        tenant: String::new(),
+        prompt: tokens.into(),
+        capacity_tokens: tokens.len(),
+        has_session: true,
+    };
+    let actions = store.lease(request, NOW_MS);
+    let Some(Action::Leased { result: Ok(granted), .. }) = actions.last() else { panic!("{actions:?}") };
+    granted.lease
 }
 
 #[test]
@@ -104,4 +109,53 @@ fn what_is_evicted_while_its_tail_is_being_written_goes_too() {
     let actions = store.written(*id, true);
     carry_out(&mut store, actions);
     assert_eq!(store.figures().stored_blocks, 0);
+}
+
+#[test]
+fn a_manifest_waits_for_the_block_that_took_over_its_tail() {
+    let (mut store, actions) = ended_session(1);
+    let [Action::Write { id, blocks, .. }] = &actions[..] else { panic!("{actions:?}") };
+    assert_eq!(blocks.len(), 1, "the tail waits for the second write");
+    let longer: Vec<u32> = (0..130).collect();
+    let next = lease(&mut store, &longer);
+    store.commit(next, &longer[64..128]);
+    assert!(store.fetched(*id));
+    let actions = store.written(*id, true);
+    let [Action::Write { id, blocks, .. }] = &actions[..] else { panic!("not whole on disk: {actions:?}") };
+    assert_eq!(blocks[0].tokens, longer[64..128], "it holds the tail's tokens");
+    assert!(store.fetched(*id));
+    let actions = store.written(*id, true);
+    let [Action::WriteSessions { put, .. }] = &actions[..] else { panic!("{actions:?}") };
+    assert_eq!(put[0].tokens, longer[..100], "the session has not gone on yet");
+}
+
+#[test]
+fn a_tail_that_is_part_of_a_longer_block_is_saved_with_that() {
+    let (mut store, actions) = ended_session(4 << 20);
+    // Nobody wants this one to be saved.
+    let longer: Vec<u32> = (500..628).collect();
+    let first = lease(&mut store, &longer);
+    longer.chunks(64).for_each(|block| store.commit(first, block));
+    let unsaved = store.release(first, &[], None, false, NOW_MS);
+    assert!(unsaved.is_empty(), "one write at a time");
+    let second = lease(&mut store, &longer[..100]);
+    let name = SessionName { id: "t".to_owned(), ..name() };
+    let session =
+        SessionUse { name: name.clone(), tokens: longer[..100].to_vec(), hit_tokens: 99, sampled: 1 };
+    store.release(second, &longer[64..100], Some(session), false, NOW_MS);
+    carry_out(&mut store, actions);
+    let (evicted, actions) = store.evict(&EvictTarget::Session(name), None, NOW_MS).expect("it is there");
+    carry_out(&mut store, actions);
+    assert_eq!(evicted.blocks.ssd, 2, "the longer block was on disk for it, and goes with it");
+}
+
+#[test]
+fn what_waits_for_its_write_outlives_an_eviction_from_memory() {
+    let (mut store, actions) = ended_session(1);
+    for tier in [Tier::Device, Tier::Ram] {
+        let (evicted, more) = store.evict(&EvictTarget::All, Some(tier), NOW_MS).expect("something is there");
+        assert_eq!((evicted.blocks.total(), more.len()), (0, 0), "it is nowhere else");
+    }
+    carry_out(&mut store, actions);
+    assert_eq!((store.figures().stored_blocks, store.figures().lost_unsaved_blocks), (2, 0));
 }

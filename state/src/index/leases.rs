@@ -316,23 +316,39 @@ impl Index {
         }
         let (tokens, arena) = (self.nodes.tokens(id), node.arena);
         let (in_memory, on_ssd) = (node.is(flag::MEMORY), node.is(flag::STORED));
-        if in_memory && let Some(longer) = self.continued_by(id, &tokens, flag::MEMORY, arena) {
+        let (parent, here) = (node.parent, |node: &Node| node.arena == arena);
+        if in_memory && let Some(longer) = self.continued_by(parent, &tokens, flag::MEMORY, &here) {
             if self.nodes[id].is(flag::WANTED) {
                 self.edit(id, |node| node.set(flag::WANTED, false));
                 self.want(longer);
             }
             self.leave_memory(id);
         }
-        if on_ssd && self.continued_by(id, &tokens, flag::STORED, arena).is_some() {
+        if on_ssd && self.continued_by(parent, &tokens, flag::STORED, &|_| true).is_some() {
             self.leave_ssd(id);
         }
         self.prune(id);
     }
 
-    fn continued_by(&self, id: NodeId, tokens: &[u32], flags: u16, arena: u8) -> Option<NodeId> {
-        let accept = |node: &Node| flags != flag::MEMORY || node.arena == arena;
-        let top = self.nodes[self.nodes[id].parent].child;
-        let next = self.nodes.first_after(top, tokens, &Among { flags, accept: &accept })?;
+    /// The block in which these tokens after `parent` are: their own, or a longer one that took their place when they were a
+    /// tail. One that is on SSD comes before others.
+    pub fn holder(&self, parent: &BlockKey, tokens: &[u32]) -> Option<BlockKey> {
+        let parent = self.nodes.find(parent)?;
+        let longer = |flags: u16| self.continued_by(parent, tokens, flags, &|_| true);
+        let own = self.nodes.child_of(parent, tokens);
+        let holder = own.or_else(|| longer(flag::STORED)).or_else(|| longer(flag::MEMORY | flag::WRITING));
+        holder.map(|id| self.nodes[id].key)
+    }
+
+    /// The first block, of those with any of the flags, that begins with a tail's tokens and goes on.
+    fn continued_by(
+        &self,
+        parent: NodeId,
+        tokens: &[u32],
+        flags: u16,
+        accept: &dyn Fn(&Node) -> bool,
+    ) -> Option<NodeId> {
+        let next = self.nodes.first_after(self.nodes[parent].child, tokens, &Among { flags, accept })?;
         (self.nodes.compare(next, tokens).1 == tokens.len()).then_some(next)
     }
 }

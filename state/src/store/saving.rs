@@ -1,7 +1,7 @@
 //! Writing behind: blocks first, parents before children; then the manifests that name them; then what they replace goes.
 //!
 //! Invariants: one transaction is on its way at a time. A manifest is written when its session's blocks are on disk, or can
-//! no longer come there. What waits is bounded by the unsaved budget; what is over it is not written, and computed again
+//! no longer come there; where a longer block took over a session's tail, that one stands for it. What waits is bounded by the unsaved budget; what is over it is not written, and computed again
 //! when it is wanted. When the disk is lost everything goes on without it; when it is back, all sessions are saved anew.
 
 use super::{Action, KvStore};
@@ -321,7 +321,10 @@ impl KvStore {
     /// Has a session's blocks and manifest written, unless they are.
     pub(super) fn keep_session(&mut self, name: &SessionName, even_over_budget: bool) {
         let Some(session) = self.sessions.get(name) else { return };
-        let keys = session.keys.clone();
+        // A tail may be in a block that is longer: then that one is what the session keeps.
+        let keys: Vec<BlockKey> = self.blocks_of(session).collect();
+        // Whoever had them before was evicted, and this one came meanwhile.
+        self.saving.evicted.retain(|evicted| !keys.contains(evicted));
         if even_over_budget {
             self.index.want_stored(keys.iter());
         } else {
@@ -461,7 +464,7 @@ impl KvStore {
     /// Whether all of a session's blocks are on disk, or will not come there any more. The last that is left tells: what
     /// is above it is in no worse a place.
     fn blocks_are_written(&self, session: &Session) -> bool {
-        let last = session.keys.iter().rev().find_map(|key| self.index.view(key));
+        let last = self.blocks_of(session).rev().find_map(|key| self.index.view(&key));
         self.index.unsaved_bytes() == 0 || last.is_none_or(|view| view.stored)
     }
 
@@ -499,7 +502,8 @@ impl KvStore {
         let sessions = wait.sessions.iter().filter_map(|(name, generation)| {
             self.sessions.get(name).filter(|session| session.generation == *generation)
         });
-        let mut views = sessions.flat_map(|session| &session.keys).filter_map(|key| self.index.view(key));
+        let keys = sessions.flat_map(|session| self.blocks_of(session));
+        let mut views = keys.filter_map(|key| self.index.view(&key));
         views.any(|view| view.wanted || view.writing)
     }
 
@@ -510,9 +514,9 @@ impl KvStore {
         for (name, generation) in &wait.sessions {
             let Some(session) = self.sessions.get(name) else { continue };
             sessions += 1;
-            keys.extend(session.keys.iter());
+            keys.extend(self.blocks_of(session));
             if session.generation == *generation {
-                let views = session.keys.iter().filter_map(|key| self.index.view(key));
+                let views = self.blocks_of(session).filter_map(|key| self.index.view(&key));
                 left_out += views.filter(|view| !view.stored).count();
             }
         }
@@ -550,7 +554,8 @@ impl KvStore {
             session.saved_generation = same.then_some(session.generation);
             return;
         }
-        let keys: Vec<BlockKey> = block_keys(manifest.root, &manifest.tokens).collect();
+        // A fork that ends inside a block has no key for it.
+        let keys = block_keys(manifest.root, &manifest.tokens).take(manifest.keys.len()).collect();
         let session = Session {
             model: manifest.model,
             root: manifest.root,

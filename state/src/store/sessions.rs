@@ -261,12 +261,13 @@ impl KvStore {
         let named: HashSet<&SessionName> = names.iter().collect();
         let of_named = names.iter().filter_map(|name| self.sessions.get(name));
         // A session's own order, so that a block stands after its parent.
-        let keys: Vec<BlockKey> =
-            of_named.flat_map(|session| session.keys.iter().chain(&session.left)).copied().collect();
+        let keys: Vec<BlockKey> = of_named
+            .flat_map(|session| self.blocks_of(session).chain(session.left.iter().copied()))
+            .collect();
         let mut own: HashSet<BlockKey> = keys.iter().copied().collect();
         for (_, session) in self.sessions.iter().filter(|(name, _)| !named.contains(name)) {
-            for key in &session.keys {
-                own.remove(key);
+            for key in self.blocks_of(session) {
+                own.remove(&key);
             }
         }
         let before: Vec<ByTier> = names.iter().map(|name| self.copies_of(name)).collect();
@@ -315,6 +316,17 @@ impl KvStore {
         let has_lost = |(name, before): &(&SessionName, ByTier)| self.copies_of(name) != *before;
         let sessions = names.iter().zip(before).filter(has_lost).count() as u64;
         Evicted { sessions, blocks, bytes: bytes_before - bytes(self) }
+    }
+
+    /// The blocks in which a session's KV is, each after its parent: its own, but for a tail that a longer block took over.
+    pub(super) fn blocks_of(&self, session: &Session) -> impl DoubleEndedIterator<Item = BlockKey> + use<> {
+        let mut keys = session.keys.clone();
+        if let Some((last, before)) = keys.split_last_mut() {
+            let parent = before.last().unwrap_or(&session.root);
+            let tokens = session.tokens.chunks(BLOCK_TOKENS).nth(before.len()).unwrap_or_default();
+            *last = self.index.holder(parent, tokens).unwrap_or(*last);
+        }
+        keys.into_iter()
     }
 
     /// Copies of a session's blocks, by tier.
