@@ -143,6 +143,11 @@ impl JobDisk {
         self.read(move |worker| worker.record(job))
     }
 
+    /// The jobs that are not kept any more, since this was asked last.
+    pub(crate) fn take_expired(&self) -> Receiver<Result<Vec<u64>, String>> {
+        self.read(|worker| Ok(worker.take_expired()))
+    }
+
     /// The number of a tenant's job with this key.
     pub(crate) fn find(&self, tenant: String, key: String) -> Receiver<Result<Option<u64>, String>> {
         self.read(move |worker| worker.find(&tenant, &key))

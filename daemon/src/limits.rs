@@ -118,9 +118,16 @@ pub(crate) const FORETELL_INTERVAL: Duration = Duration::from_millis(100);
 pub(crate) const MAX_MOMENTS: usize = 64;
 /// How long a job's journal waits after a write that failed.
 pub(crate) const JOURNAL_RETRY: Duration = Duration::from_secs(1);
-/// A job fails that has begun so many times more than it has tokens, each time ended by the daemon's death: it may be what
-/// kills it.
-pub(crate) const MAX_ATTEMPTS: u32 = 10;
+/// A job fails that was there at so many deaths of the daemon in a row without a token between: it may be what kills it.
+pub(crate) const MAX_IDLE_DEATHS: u32 = 10;
+/// New jobs that are on their way to the disk at one time; a further one is refused.
+pub(crate) const MAX_STORING: usize = JOB_DISK_COMMANDS / 2;
+/// Writes of running jobs that are on their way there at one time; the others gather.
+pub(crate) const MAX_JOURNAL_WRITES: usize = JOB_DISK_COMMANDS / 4;
+/// How often jobs are forgotten whose records are gone.
+pub(crate) const FORGET_INTERVAL: Duration = Duration::from_secs(5);
+/// How long a daemon that stops waits for the job disk when nothing runs any more.
+pub(crate) const JOURNAL_GRACE: Duration = Duration::from_secs(2);
 /// Events a reader takes from a log at once.
 pub(crate) const READ_BATCH_EVENTS: usize = 64;
 /// Log probabilities that one job may report, alternatives included: about 32 MiB of its log.

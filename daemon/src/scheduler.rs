@@ -25,18 +25,18 @@ pub(crate) use steering::{BatchJobsOf, CancelJobs, HoldJob, Pause, QueueAnswer, 
 use crate::clock::Clock;
 use crate::config::ModelSettings;
 use crate::device::Devices;
-use crate::device::port::{Generate, Loaded, Resumed};
+use crate::device::port::{Generate, Loaded, NoSampler, Resumed};
 use crate::kv_store::{AddModel, Apply, CloseModel, KvOp, KvStoreActor, RemoveModel};
-use crate::limits::{MAILBOX_MESSAGES, MEASURED_TOKENS, TICK};
+use crate::limits::{FORGET_INTERVAL, JOURNAL_GRACE, MAILBOX_MESSAGES, MEASURED_TOKENS, TICK};
 use crate::metrics::{Metrics, Outcome};
 use crate::pulse::{AliveGuard, Organ, Pulses};
 use actix::prelude::*;
-use core::{Action, Core, CoreLimits, Input, Refusal};
+use core::{Action, Core, CoreLimits, Input, Refusal, Time};
 use jobs::JobTable;
 use journal::Journal;
 use models::{LoadState, ModelTable};
 use plan::{JobNumber, ModelName, SequenceId, StepPlan};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use tokio::sync::{oneshot, watch};
 use zllm_state::{BLOCK_TOKENS, SessionName, SessionUse};
@@ -57,6 +57,13 @@ pub(crate) struct SchedulerActor {
     last_job: u64,
     durable: Durable,
     journal: Journal,
+    /// New jobs that are on their way to the disk.
+    storing: usize,
+    /// Jobs that ran when the daemon died, until that is on disk.
+    interrupted: HashSet<JobNumber>,
+    /// Since when a stopping daemon waits for nothing but the job disk.
+    idle_since: Option<Time>,
+    forgot_at: Time,
     /// Jobs that cannot go on, with the reason; the core is told when it has said all.
     failures: Vec<(JobNumber, String)>,
     /// Whoever waits for the last job's end.
@@ -91,6 +98,10 @@ impl SchedulerActor {
                 last_job: 0,
                 durable,
                 journal: Journal::default(),
+                storing: 0,
+                interrupted: HashSet::new(),
+                idle_since: None,
+                forgot_at: Time::ZERO,
                 failures: Vec::new(),
                 drained: Vec::new(),
                 refusal: None,
@@ -121,11 +132,18 @@ impl SchedulerActor {
             return;
         }
         self.unload_closed(ctx);
-        if self.core.is_draining() && self.core.is_idle() && self.journal.is_quiet() {
+        if self.core.is_draining() && self.core.is_idle() && self.journal_may_be_left() {
             for heard in self.drained.drain(..) {
                 let _ = heard.send(());
             }
         }
+    }
+
+    /// Whether a stopping daemon need not wait for the job disk: everything is there, or it hangs.
+    fn journal_may_be_left(&mut self) -> bool {
+        let now = self.fellows.clock.time();
+        let since = *self.idle_since.get_or_insert(now);
+        self.journal.is_quiet() || now.saturating_sub(since) >= JOURNAL_GRACE
     }
 
     fn carry_out(&mut self, action: Action, ctx: &mut Context<Self>) {
@@ -225,11 +243,11 @@ impl SchedulerActor {
             // What ends with its last token is not taken up, unless the model has other end tokens now.
             Ok(Resumed::Ended(end)) => {
                 let message = format!("its {} tokens end its answer now: {:?}", generated.len(), end.reason);
-                self.failures.push((sequence.job, message));
+                self.samplers.insert(sequence, Box::new(NoSampler(message)));
             }
             Err(message) => {
                 let message = format!("it cannot go on after {} tokens: {message}", generated.len());
-                self.failures.push((sequence.job, message));
+                self.samplers.insert(sequence, Box::new(NoSampler(message)));
             }
         }
     }
@@ -302,7 +320,7 @@ impl SchedulerActor {
             match &result {
                 Ok(loaded) => {
                     tracing::info!(model = %model, devices = ?loaded.devices, weight_bytes = loaded.weight_bytes, "loaded");
-                    actor.refuse_changed(&model, &loaded.text.facts().fingerprint);
+                    actor.refuse_changed(&model, loaded.text.facts());
                     let (total_blocks, devices) = (loaded.device_blocks, loaded.devices.clone());
                     actor.models.loaded(&model, result);
                     actor.input(Input::ModelUp { model, total_blocks, devices }, ctx);
@@ -320,7 +338,10 @@ impl SchedulerActor {
         let core = &self.core;
         for model in self.models.take_unloadable(|model| core.has_jobs(model)) {
             self.forgets.remove(&model);
-            self.core.step(Input::ModelDown { model: model.clone() }, self.fellows.clock.time());
+            for action in self.core.step(Input::ModelDown { model: model.clone() }, self.fellows.clock.time())
+            {
+                self.carry_out(action, ctx);
+            }
             let (devices, kv, name) = (self.fellows.devices.clone(), self.fellows.kv.clone(), model.clone());
             let unloading = async move {
                 kv.send(CloseModel)
@@ -347,6 +368,11 @@ impl Actor for SchedulerActor {
         ctx.run_interval(TICK, |actor, ctx| {
             actor.fellows.pulses.beat(Organ::Scheduler);
             actor.input(Input::Tick, ctx);
+            let now = actor.fellows.clock.time();
+            if now.saturating_sub(actor.forgot_at) >= FORGET_INTERVAL {
+                actor.forgot_at = now;
+                actor.forget_expired(ctx);
+            }
         });
     }
 }

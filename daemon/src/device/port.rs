@@ -127,6 +127,15 @@ pub(crate) trait Generate: Send {
     fn accept(&mut self, logits: &mut [f32]) -> Result<Accepted, String>;
 }
 
+/// What stands in for a sampler that could not be made: its sequence ends with the reason instead of its next token.
+pub(crate) struct NoSampler(pub(crate) String);
+
+impl Generate for NoSampler {
+    fn accept(&mut self, _: &mut [f32]) -> Result<Accepted, String> {
+        Err(self.0.clone())
+    }
+}
+
 /// Whether nothing comes after this token.
 pub(crate) fn is_last(accepted: &Result<Accepted, String>) -> bool {
     accepted.as_ref().map_or(true, |accepted| accepted.finish.is_some())

@@ -44,9 +44,13 @@ pub(crate) struct TokenEntry {
 }
 
 /// What listings tell of a job beside what the store knows.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Summary {
     pub(crate) prompt_tokens: u32,
+    /// Tokens that it had when a death of the daemon was noticed last.
+    pub(crate) tokens_before: u64,
+    /// Deaths of the daemon while it ran, one after the other, between which it got no token.
+    pub(crate) idle_deaths: u32,
     /// Set when it has ended.
     pub(crate) ending: Option<Ending>,
 }

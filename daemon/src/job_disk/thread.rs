@@ -34,6 +34,8 @@ pub(super) struct Worker {
     /// The result that was read last, with its job: readers come for one piece after the other.
     last_read: Option<(u64, StoredResult)>,
     figures: DiskFigures,
+    /// Jobs that are gone since somebody asked.
+    expired: Vec<u64>,
     clock: Clock,
 }
 
@@ -98,7 +100,14 @@ impl Worker {
             StoredJob { record, tokens, started, events }
         };
         let jobs = unfinished.into_iter().map(stored).collect();
-        let worker = Self { store, logs, last_read: None, figures: DiskFigures::default(), clock };
+        let worker = Self {
+            store,
+            logs,
+            last_read: None,
+            figures: DiskFigures::default(),
+            expired: Vec::new(),
+            clock,
+        };
         Ok((worker, Opened { jobs, last_number }))
     }
 
@@ -220,9 +229,14 @@ impl Worker {
     }
 
     fn forget(&mut self, expired: &[u64]) {
+        self.expired.extend(expired);
         if self.last_read.as_ref().is_some_and(|(job, _)| expired.contains(job)) {
             self.last_read = None;
         }
+    }
+
+    pub(super) fn take_expired(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.expired)
     }
 
     pub(super) fn events(&mut self, job: u64, from: u64, max: usize) -> Result<Vec<Event>, String> {

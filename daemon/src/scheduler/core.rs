@@ -110,6 +110,7 @@ impl Core {
     }
 
     /// Takes one input in and returns what is to be done, in order.
+    #[cfg_attr(not(test), must_use)]
     pub(crate) fn step(&mut self, input: Input, now: Time) -> Vec<Action> {
         match input {
             Input::ModelUp { model, total_blocks, devices } => {
@@ -125,7 +126,7 @@ impl Core {
             Input::Restore(job) => self.restore(job, now),
             Input::Stored(job) => self.stored(job),
             Input::Unstored(job) => self.unstored(job),
-            Input::Cancel(job) => self.stop(job, Stop::Cancelled, now),
+            Input::Cancel(jobs) => jobs.into_iter().for_each(|job| self.stop(job, Stop::Cancelled, now)),
             Input::Fail { job, message } => self.stop(job, Stop::Failed(message), now),
             Input::OwnerGone(owner) => self.cancel_where(now, |job| job.owner == Some(owner)),
             Input::Hold { job, held } => self.hold(job, held, now),
@@ -148,7 +149,7 @@ impl Core {
         }
         self.admit(now);
         self.prefetch(now);
-        self.plan();
+        self.plan(now);
         std::mem::take(&mut self.actions)
     }
 
@@ -159,6 +160,11 @@ impl Core {
             && self.running.is_empty()
             && self.in_flight.is_empty()
             && !asks
+    }
+
+    /// Whether nothing that waits starts because a client said so.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.paused
     }
 
     /// Whether the daemon is stopping.

@@ -9,10 +9,11 @@ use super::messages::{Submitted, fault_of, job_id};
 use super::plan::{JobNumber, ModelName};
 use crate::clock::Clock;
 use crate::config::JobSettings;
+use crate::device::port::TextFacts;
 use crate::job_disk::{
     Ending, JobDisk, Opened, StoredJob, Summary, TokenEntry, decode_request, encode_request,
 };
-use crate::limits::MAX_ATTEMPTS;
+use crate::limits::{MAX_IDLE_DEATHS, MAX_STORING, RETRY_AFTER};
 use crate::metrics::Outcome;
 use crate::pulse::Pulses;
 use actix::prelude::*;
@@ -60,9 +61,14 @@ impl Durable {
     }
 
     /// # Errors
-    /// Why no job is durable, as a client is told.
-    pub(super) fn is_on(&self) -> Result<(), Fault> {
+    /// Why no job is durable, or not now, as a client is told; `storing` are on their way to the disk.
+    pub(super) fn takes(&self, storing: usize) -> Result<(), Fault> {
         match self {
+            Self::On { .. } if storing >= MAX_STORING => {
+                let message = format!("{storing} jobs are on their way to the disk");
+                let retry_after_ms = RETRY_AFTER.start().as_millis() as u64;
+                Err(Fault { code: ErrorCode::Refused { retry_after_ms }, message })
+            }
             Self::On { .. } => Ok(()),
             Self::Off(why) => {
                 let message = format!("durable jobs cannot be taken: {why}");
@@ -100,8 +106,22 @@ impl SchedulerActor {
     /// Writes a new job's record; the job is acknowledged, and may start, when it is on disk.
     pub(super) fn store(&mut self, number: JobNumber, prompt: Vec<u32>) -> Answer {
         let facts = &self.jobs.get(number).expect("taken just now").facts;
-        let stored = self.durable.disk().submit(record_of(number, facts, prompt));
-        Box::pin(stored.into_actor(self).map(move |stored, actor, ctx| {
+        let disk = self.durable.disk().clone();
+        let stored = disk.submit(record_of(number, facts, prompt));
+        self.storing += 1;
+        // A first job that is on disk and not listed is read.
+        let stored = async move {
+            let stored = stored.await;
+            let first = match stored {
+                Ok(Ok(zllm_state::Submitted::Known(first))) => {
+                    disk.record(first).await.ok().and_then(Result::ok).flatten()
+                }
+                _ => None,
+            };
+            (stored, first)
+        };
+        Box::pin(stored.into_actor(self).map(move |(stored, on_disk), actor, ctx| {
+            actor.storing -= 1;
             let message = match stored.unwrap_or_else(|_| Err("the job disk's thread has ended".to_owned())) {
                 Ok(zllm_state::Submitted::New) => {
                     actor.journal.recorded(number);
@@ -110,6 +130,9 @@ impl SchedulerActor {
                 }
                 Ok(zllm_state::Submitted::Known(first)) => {
                     actor.unstore(number, ctx);
+                    if actor.jobs.get(JobNumber(first)).is_none() {
+                        on_disk.iter().for_each(|record| actor.remember(record));
+                    }
                     match actor.submitted(JobNumber(first), true) {
                         Some(known) => return Ok(known),
                         None => {
@@ -129,6 +152,11 @@ impl SchedulerActor {
     }
 
     fn unstore(&mut self, number: JobNumber, ctx: &mut Context<Self>) {
+        // Whoever has found it in a listing and reads is told.
+        let event = Event::Failed { message: "it was not stored, so it was not taken".to_owned() };
+        if let Some(record) = self.jobs.get(number) {
+            record.log.append_all([event]);
+        }
         self.journal.forget(number);
         self.jobs.remove(number);
         self.samplers.retain(|sequence, _| sequence.job != number);
@@ -204,7 +232,7 @@ impl SchedulerActor {
     fn summary(&self, job: JobNumber, rest: &[(u64, Event)]) -> Vec<u8> {
         let prompt_tokens = self.jobs.get(job).map_or(0, |record| record.facts.prompt_tokens) as u32;
         let ending = rest.last().map(|(offset, last)| Ending { events: offset + 1, last: last.clone() });
-        Summary { prompt_tokens, ending }.encode()
+        Summary { prompt_tokens, ending, ..Summary::default() }.encode()
     }
 
     fn written(&mut self, job: JobNumber, write: Write, result: Result<(), String>, ctx: &mut Context<Self>) {
@@ -212,21 +240,48 @@ impl SchedulerActor {
         if let Err(message) = &result {
             tracing::warn!(job = %job_id(job), message, "the job's journal cannot be written; trying again");
         }
+        let is_change = matches!(write, Write::Change(_));
+        let succeeded = result.is_ok();
         let shown = self.journal.written(job, write, result.map_err(|_| ()), now);
-        self.jobs.events(job, shown, now);
+        self.jobs.events(job, shown, self.journal.stored_events(job), now);
+        if is_change && succeeded && self.interrupted.remove(&job) {
+            self.input(Input::Stored(job), ctx);
+        }
         self.settle(ctx);
+    }
+
+    /// Forgets the jobs whose records are gone.
+    pub(super) fn forget_expired(&mut self, ctx: &mut Context<Self>) {
+        let Durable::On { disk, .. } = &self.durable else { return };
+        let expired = disk.take_expired();
+        ctx.spawn(expired.into_actor(self).map(|expired, actor, _| {
+            for number in expired.ok().and_then(Result::ok).into_iter().flatten() {
+                actor.jobs.remove(JobNumber(number));
+            }
+        }));
     }
 
     // ---- taking up ----
 
-    /// Fails jobs that were submitted to another file of that name.
-    pub(super) fn refuse_changed(&mut self, model: &ModelName, fingerprint: &[u8; 32]) {
-        let changed =
-            |facts: &JobFacts| facts.detached && facts.model == **model && facts.fingerprint != *fingerprint;
-        let those =
-            self.jobs.latest_first().filter(|(_, record)| !record.has_ended() && changed(&record.facts));
-        let message = "its model's file has changed since it was submitted; submit it again";
-        let those: Vec<_> = those.map(|(number, _)| (number, message.to_owned())).collect();
+    /// Fails jobs that were submitted to another file of that name, or do not fit into its context any more.
+    pub(super) fn refuse_changed(&mut self, model: &ModelName, now: &TextFacts) {
+        let why = |facts: &JobFacts| {
+            let most = facts.prompt_tokens + u64::from(facts.params.max_tokens.unwrap_or(0));
+            if !facts.detached || facts.model != **model {
+                None
+            } else if facts.fingerprint != now.fingerprint {
+                Some("its model's file has changed since it was submitted; submit it again".to_owned())
+            } else if most > now.context_tokens as u64 {
+                let context = now.context_tokens;
+                Some(format!(
+                    "its prompt and answer may take {most} tokens, its model's context is {context} now"
+                ))
+            } else {
+                None
+            }
+        };
+        let open = self.jobs.latest_first().filter(|(_, record)| !record.has_ended());
+        let those: Vec<_> = open.filter_map(|(number, record)| Some((number, why(&record.facts)?))).collect();
         self.failures.extend(those);
     }
 
@@ -284,19 +339,29 @@ impl SchedulerActor {
         self.jobs.insert(number, facts, log);
         self.jobs.restored(number, tokens.len() as u64, record.attempts);
         self.journal.begin(number, record.state, record.attempts, events);
-        let idle_attempts = record.attempts.saturating_sub(tokens.len() as u32);
-        if idle_attempts >= MAX_ATTEMPTS && record.state == JobState::Running {
-            let message = format!("the daemon ended {} times while it ran", record.attempts);
-            self.failures.push((number, message));
-        }
-        // What a restart interrupts has not run any more.
-        if record.state == JobState::Running {
-            self.journal.interrupted(number);
-        }
-        let had_queued = events > 0;
-        self.input(Input::Restore(RestoredJob { job, held, started, choices }), ctx);
-        if !had_queued {
+        if events == 0 {
             self.journal_event(number, Event::Queued { position: 0 });
+        }
+        let interrupted = record.state == JobState::Running;
+        if interrupted {
+            self.note_death(number, &record.summary, tokens.len() as u64);
+        }
+        let stored = !interrupted;
+        self.input(Input::Restore(RestoredJob { job, stored, held, started, choices }), ctx);
+    }
+
+    /// The daemon died while a job ran, which may have been the reason. It goes on when that is on disk, so that a job that
+    /// kills the daemon is found out however soon it does.
+    fn note_death(&mut self, job: JobNumber, summary: &[u8], tokens: u64) {
+        let Ok(before) = Summary::decode(summary) else { return };
+        let idle_deaths = if tokens > before.tokens_before { 0 } else { before.idle_deaths + 1 };
+        let now = Summary { tokens_before: tokens, idle_deaths, ..before }.encode();
+        self.journal.interrupted(job);
+        self.journal.settings(job, |change| change.summary = Some(now));
+        self.interrupted.insert(job);
+        if idle_deaths >= MAX_IDLE_DEATHS {
+            let message = format!("the daemon died {idle_deaths} times while it ran, and it got no further");
+            self.failures.push((job, message));
         }
     }
 
@@ -306,6 +371,9 @@ impl SchedulerActor {
         let Ok(facts) = facts_of(record, None) else { return };
         let ending = Summary::decode(&record.summary).ok().and_then(|summary| summary.ending);
         let (Some(at), Some(Ending { events, last })) = (record.ended_ms, ending) else { return };
+        if !is_terminal(&last) {
+            return tracing::warn!(job = %job_id(number), "what is kept of the job has no end; it is not listed");
+        }
         let log = JobLog::ended(number.0, self.durable.disk().clone(), events);
         self.jobs.insert(number, facts, log);
         self.jobs.restored(number, 0, record.attempts);
@@ -363,7 +431,7 @@ pub(super) fn restored_choices(tokens: &[TokenEntry], n: u32) -> Vec<RestoredCho
 }
 
 fn record_of(number: JobNumber, facts: &JobFacts, prompt: Vec<u32>) -> JobRecord {
-    let unix_ms = |time: Time| time.as_millis() as u64;
+    let unix_ms = |time: Time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     JobRecord {
         number: number.0,
         tenant: facts.tenant.clone(),
@@ -382,7 +450,7 @@ fn record_of(number: JobNumber, facts: &JobFacts, prompt: Vec<u32>) -> JobRecord
         deadline_ms: facts.deadline.map(unix_ms),
         start_by_ms: facts.start_by.map(unix_ms),
         fingerprint: facts.fingerprint,
-        summary: Summary { prompt_tokens: prompt.len() as u32, ending: None }.encode(),
+        summary: Summary { prompt_tokens: prompt.len() as u32, ..Summary::default() }.encode(),
         prompt,
         request: encode_request(&facts.params),
     }

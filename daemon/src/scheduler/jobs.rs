@@ -157,11 +157,11 @@ impl JobTable {
 
     /// Notes an event and appends it to the job's log.
     pub(crate) fn event(&mut self, number: JobNumber, event: Event, now: Time) {
-        self.events(number, vec![event], now);
+        self.events(number, vec![event], u64::MAX, now);
     }
 
-    /// Notes events and appends them to the job's log.
-    pub(crate) fn events(&mut self, number: JobNumber, events: Vec<Event>, now: Time) {
+    /// Notes events and appends them to the job's log, of which the first `stored` events are on disk.
+    pub(crate) fn events(&mut self, number: JobNumber, events: Vec<Event>, stored: u64, now: Time) {
         // Its record may be gone already, if it is over and the disk was slow to say so.
         let Some(record) = self.records.get_mut(&number) else { return };
         if events.is_empty() {
@@ -170,7 +170,7 @@ impl JobTable {
         record.progress.changed_at = now;
         let terminal = events.last().filter(|event| is_terminal(event)).cloned();
         terminal.iter().for_each(|event| record.end(event));
-        record.log.append_all(events);
+        record.log.append_stored(events, stored);
         if terminal.is_none() {
             return;
         }
@@ -323,7 +323,11 @@ impl JobRecord {
             let at_ms = at.saturating_sub(facts.submitted_at).as_secs_f64() * 1e3;
             Moment { at_ms, what }
         };
-        let left = |time: Option<Time>| time.map(|time| time.saturating_sub(now).as_millis() as u64);
+        let left = |time: Option<Time>, counts: bool| {
+            time.filter(|_| counts).map(|time| time.saturating_sub(now).as_millis() as u64)
+        };
+        let started =
+            self.progress.moments.iter().any(|(_, what)| matches!(what, MomentKind::Started { .. }));
         JobDetail {
             info,
             params: facts.params.clone(),
@@ -335,8 +339,8 @@ impl JobRecord {
             usage,
             error,
             attempts: self.progress.attempts,
-            deadline_ms: left(facts.deadline),
-            max_wait_ms: left(facts.start_by),
+            deadline_ms: left(facts.deadline, !self.has_ended()),
+            max_wait_ms: left(facts.start_by, !started && !self.has_ended()),
             key: facts.key.clone(),
             timeline: self.progress.moments.iter().map(moment).collect(),
         }

@@ -10,8 +10,8 @@
 use super::core::{Generated, Time};
 use super::plan::JobNumber;
 use crate::job_disk::TokenEntry;
-use crate::limits::JOURNAL_RETRY;
-use std::collections::HashMap;
+use crate::limits::{JOURNAL_RETRY, MAX_JOURNAL_WRITES};
+use std::collections::{BTreeSet, HashMap};
 use zllm_state::{JobChange, JobState};
 use zllm_wire::Event;
 
@@ -19,6 +19,10 @@ use zllm_wire::Event;
 #[derive(Debug, Default)]
 pub(super) struct Journal {
     jobs: HashMap<JobNumber, Pending>,
+    /// Those that may have something to write.
+    due: BTreeSet<JobNumber>,
+    /// Writes that are under way.
+    writes: usize,
 }
 
 /// One job's.
@@ -84,7 +88,8 @@ impl Journal {
 
     /// The record is on disk.
     pub(super) fn recorded(&mut self, job: JobNumber) {
-        self.of(job).busy = false;
+        let pending = self.of(job);
+        pending.busy = false;
     }
 
     /// The job never existed.
@@ -149,17 +154,30 @@ impl Journal {
         change(self.of(job).settings.get_or_insert_default());
     }
 
+    /// How many events of the job's log are on disk.
+    pub(super) fn stored_events(&self, job: JobNumber) -> u64 {
+        // All of one whose end is.
+        self.jobs.get(&job).map_or(u64::MAX, |pending| pending.offset)
+    }
+
     /// The next writes, at most one of each job, which are then under way.
     pub(super) fn take_writes(&mut self, now: Time) -> Vec<(JobNumber, Write)> {
         let mut writes = Vec::new();
-        for (job, pending) in &mut self.jobs {
-            let due = pending.retry_at.is_none_or(|at| now >= at);
-            if !pending.busy && due && pending.has_work() {
-                pending.busy = true;
-                writes.push((*job, pending.write(*job, now)));
+        for job in std::mem::take(&mut self.due) {
+            let Some(pending) = self.jobs.get_mut(&job) else { continue };
+            if pending.busy || !pending.has_work() {
+                // What is busy is due when it has ended.
+                continue;
             }
+            let waits = pending.retry_at.is_some_and(|at| now < at);
+            if waits || self.writes >= MAX_JOURNAL_WRITES {
+                self.due.insert(job);
+                continue;
+            }
+            pending.busy = true;
+            self.writes += 1;
+            writes.push((job, pending.write(job, now)));
         }
-        writes.sort_by_key(|(job, _)| *job);
         writes
     }
 
@@ -171,6 +189,8 @@ impl Journal {
         result: Result<(), ()>,
         now: Time,
     ) -> Vec<Event> {
+        self.writes -= 1;
+        self.due.insert(job);
         let Some(pending) = self.jobs.get_mut(&job) else { return Vec::new() };
         pending.busy = false;
         pending.retry_at = result.is_err().then(|| now + JOURNAL_RETRY);
@@ -189,7 +209,9 @@ impl Journal {
         }
     }
 
+    /// A job of which something changes.
     fn of(&mut self, job: JobNumber) -> &mut Pending {
+        self.due.insert(job);
         self.jobs.get_mut(&job).expect("a durable job is journalled until its end is on disk")
     }
 }
@@ -234,29 +256,27 @@ impl Pending {
         events.into_iter().skip(shown).map(|(_, event)| event).collect()
     }
 
-    /// Takes a write back that failed. Its events are shown meanwhile, but for a terminal one.
+    /// Takes a write back that failed. All events but a terminal one are shown meanwhile.
     fn undo(&mut self, write: Write) -> Vec<Event> {
         let (tokens, events) = match write {
             Write::Append { tokens, events } => (tokens, events),
-            Write::Change(change) => {
-                let JobChange { class, held, .. } = change;
-                if class.is_some() || held.is_some() {
+            Write::Finish { events, .. } => (Vec::new(), events),
+            Write::Change(JobChange { class, held, summary, .. }) => {
+                if class.is_some() || held.is_some() || summary.is_some() {
                     let newer = self.settings.get_or_insert_default();
                     newer.class = newer.class.or(class);
                     newer.held = newer.held.or(held);
+                    newer.summary = newer.summary.take().or(summary);
                 }
-                return Vec::new();
+                (Vec::new(), Vec::new())
             }
-            Write::Finish { events, .. } => (Vec::new(), events),
         };
         self.offset -= events.len() as u64;
-        let mut events: Vec<Event> = events.into_iter().map(|(_, event)| event).collect();
-        let showable = events.iter().filter(|event| !super::log::is_terminal(event)).count();
-        let show = events[self.shown.min(showable)..showable].to_vec();
-        self.shown = showable;
-        events.append(&mut self.events);
-        self.events = events;
         self.tokens.splice(0..0, tokens);
+        self.events.splice(0..0, events.into_iter().map(|(_, event)| event));
+        let end = self.events.iter().position(super::log::is_terminal).unwrap_or(self.events.len());
+        let show = self.events[self.shown.min(end)..end].to_vec();
+        self.shown = end;
         show
     }
 }

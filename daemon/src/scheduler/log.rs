@@ -4,8 +4,8 @@
 //! whole; it is bounded by the job: it has at most one event a token, and a job's tokens are reserved at admission. Of a
 //! durable job's log only a window of the latest events is in memory. A reader that is behind it reads from the job disk.
 //!
-//! Invariant: a durable job's event is appended here when it is on disk, so what a reader has seen is never unsaid, and
-//! whatever has left the window is found there.
+//! Invariant: a durable job's event is appended here when it is on disk, so what a reader has seen is never unsaid; only
+//! while the disk fails it comes before. Whatever has left the window is found on disk.
 
 use crate::job_disk::JobDisk;
 use crate::limits::{LOG_WINDOW_BYTES, LOG_WINDOW_EVENTS, READ_BATCH_EVENTS};
@@ -32,6 +32,8 @@ struct Window {
     events: VecDeque<Event>,
     /// About what they take.
     bytes: usize,
+    /// Offset behind the last event that is on disk; what is not stays here.
+    stored: u64,
 }
 
 #[derive(Debug)]
@@ -47,7 +49,7 @@ impl JobLog {
     }
 
     fn new(start: u64, ended: bool, stored: Option<Stored>) -> Arc<Self> {
-        let window = Mutex::new(Window { start, ..Window::default() });
+        let window = Mutex::new(Window { start, stored: start, ..Window::default() });
         Arc::new(Self { window, length: watch::Sender::new((start, ended)), stored })
     }
 
@@ -60,12 +62,21 @@ impl JobLog {
         self.append_all([event]);
     }
 
-    /// Appends events; readers that wait are woken once for all of them.
+    /// Appends events, of a durable job that are on disk; readers that wait are woken once for all of them.
     ///
     /// # Panics
     /// After a terminal event.
     pub(crate) fn append_all(&self, events: impl IntoIterator<Item = Event>) {
+        self.append_stored(events, u64::MAX);
+    }
+
+    /// Appends events of a durable job, of which the first `stored` are on disk now.
+    ///
+    /// # Panics
+    /// After a terminal event.
+    pub(crate) fn append_stored(&self, events: impl IntoIterator<Item = Event>, stored: u64) {
         let mut window = self.window();
+        window.stored = stored;
         let (_, mut ended) = *self.length.borrow();
         for event in events {
             assert!(!ended, "nothing follows a job's terminal event, least of all {event:?}");
@@ -171,7 +182,7 @@ impl Window {
 
     /// Drops the oldest events until no more than so many and so much are left.
     fn shrink_to(&mut self, events: usize, bytes: usize) {
-        while self.events.len() > events || self.bytes > bytes {
+        while (self.events.len() > events || self.bytes > bytes) && self.start < self.stored {
             let Some(oldest) = self.events.pop_front() else { break };
             self.bytes -= event_bytes(&oldest);
             self.start += 1;

@@ -1,5 +1,5 @@
-//! What the scheduler actor is asked, and its answers. Every handler answers at once from memory; only a durable job's
-//! submission waits for the disk.
+//! What the scheduler actor is asked, and its answers. Every handler answers at once from memory, but for what is on disk
+//! alone: a durable job's submission, a refused one's key, the parameters of one that ended in an earlier run.
 
 use super::SchedulerActor;
 use super::core::{CacheReport, ConnectionId, Input, Load, NewJob, Refusal, Time};
@@ -11,7 +11,7 @@ use crate::config::ModelSettings;
 use crate::device::port::{Generate, TextFacts, TextModel};
 use crate::metrics::Outcome;
 use actix::prelude::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 use zllm_wire::{
@@ -146,7 +146,7 @@ pub(crate) struct Snapshot;
 #[derive(Debug, Clone)]
 pub(crate) struct SchedulerSnapshot {
     pub(crate) load: Load,
-    /// The daemon is stopping.
+    /// Nothing that waits starts: a client said so, or the daemon is stopping.
     pub(crate) draining: bool,
     /// Why no job is durable.
     pub(crate) jobs_fault: Option<String>,
@@ -159,12 +159,18 @@ impl SchedulerActor {
         JobNumber(self.last_job)
     }
 
-    fn job_info(&self, number: JobNumber) -> Option<JobInfo> {
+    /// The place of each job that waits.
+    fn positions(&self) -> HashMap<JobNumber, usize> {
+        let order = self.core.waiting_order(self.fellows.clock.time());
+        order.into_iter().enumerate().map(|(place, (job, _))| (job, place)).collect()
+    }
+
+    fn job_info(&self, number: JobNumber, positions: &HashMap<JobNumber, usize>) -> Option<JobInfo> {
         let record = self.jobs.get(number)?;
         let loaded = self.models.state(&record.facts.model).and_then(|(_, loaded)| loaded);
         let block_bytes = loaded.map_or(0, |loaded| loaded.kv_block_bytes);
         let held = self.core.held_blocks(number) as u64 * block_bytes;
-        Some(record.info(self.core.queue_position(number), held, self.fellows.clock.time()))
+        Some(record.info(positions.get(&number).copied().unwrap_or(0), held, self.fellows.clock.time()))
     }
 
     /// Makes a job of a request, and hands it to the core.
@@ -299,7 +305,7 @@ impl Handler<SubmitJob> for SchedulerActor {
     fn handle(&mut self, job: SubmitJob, ctx: &mut Self::Context) -> Self::Result {
         let key = job.key.clone().map(|key| (job.tenant.clone(), key));
         let durable = job.owner.is_none();
-        if durable && let Err(fault) = self.durable.is_on() {
+        if durable && let Err(fault) = self.durable.takes(self.storing) {
             self.fellows.metrics.request(Outcome::Refused);
             return Box::pin(actix::fut::ready(Err(fault)));
         }
@@ -343,7 +349,7 @@ impl Handler<DetailOf> for SchedulerActor {
     fn handle(&mut self, DetailOf(id): DetailOf, _: &mut Self::Context) -> Self::Result {
         let known = job_number(&id).and_then(|number| {
             let record = self.jobs.get(number)?;
-            let detail = record.detail(self.job_info(number)?, self.fellows.clock.time());
+            let detail = record.detail(self.job_info(number, &self.positions())?, self.fellows.clock.time());
             let params = record.facts.params_on_disk.then(|| self.params_on_disk(number));
             Some((detail, record.log.clone(), params))
         });
@@ -372,11 +378,12 @@ impl Handler<JobsOf> for SchedulerActor {
 
     fn handle(&mut self, message: JobsOf, _: &mut Self::Context) -> Self::Result {
         let JobsOf { session, limit } = message;
+        let positions = self.positions();
         self.jobs
             .latest_first()
             .filter(|(_, record)| session.is_none() || record.facts.session_ref() == session)
             .take(limit)
-            .filter_map(|(number, _)| self.job_info(number))
+            .filter_map(|(number, _)| self.job_info(number, &positions))
             .collect()
     }
 }
@@ -411,7 +418,7 @@ impl Handler<Snapshot> for SchedulerActor {
     fn handle(&mut self, _: Snapshot, _: &mut Self::Context) -> Self::Result {
         MessageResult(SchedulerSnapshot {
             load: self.core.load(),
-            draining: self.core.is_draining(),
+            draining: self.core.is_draining() || self.core.is_paused(),
             jobs_fault: self.durable.fault(),
         })
     }

@@ -7,7 +7,7 @@ use zllm_wire::{ChoiceEnd, TokenLogprob};
 /// A model's name, as configured.
 pub(crate) type ModelName = Arc<str>;
 
-/// A job, counted from the daemon's start.
+/// A job: of two the later one has the higher number, over restarts too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct JobNumber(pub(crate) u64);
 

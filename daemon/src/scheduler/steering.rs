@@ -68,10 +68,9 @@ impl Handler<CancelJobs> for SchedulerActor {
     fn handle(&mut self, CancelJobs(target): CancelJobs, ctx: &mut Self::Context) -> Self::Result {
         let mut those = self.named_by(&target)?;
         those.retain(|number| self.jobs.get(*number).is_some_and(|record| !record.has_ended()));
-        for number in &those {
-            self.input(Input::Cancel(*number), ctx);
-        }
-        Ok(those.len() as u32)
+        let count = those.len() as u32;
+        self.input(Input::Cancel(those), ctx);
+        Ok(count)
     }
 }
 

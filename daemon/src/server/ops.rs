@@ -1,6 +1,7 @@
 //! The operations of the socket protocol, each in terms of messages to the actors.
 //!
-//! Invariant: `status`, `list`, `show` and `models` are answered from the actors' memory; none of them waits for the device's thread.
+//! Invariant: `status`, `list`, `queue` and `models` are answered from the actors' memory; none of them waits for a device's
+//! thread or a disk. `show` of a durable job reads its text from the disk.
 
 use super::connection::{Gone, Replies};
 use super::kv::kv_status;

@@ -135,7 +135,8 @@ impl Core {
         self.actions.push(Action::Measure(Measure::FromCache(report.cached)));
         self.begin(sequence, first, ran, report, now);
         let job = &self.jobs[&id];
-        if job.held || (self.is_draining() && job.is_durable()) {
+        let stays = job.held || (self.is_draining() && job.is_durable()) || (self.paused && !ran);
+        if stays {
             self.cut(sequence, Cut::Parked, now);
         }
     }

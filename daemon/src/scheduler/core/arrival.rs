@@ -210,6 +210,11 @@ impl Core {
     pub(super) fn set_class(&mut self, id: JobNumber, class: Class) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         self.line.set_class(id, job, class);
+        for asking in self.models.values_mut().filter_map(|model| model.asking.as_mut()) {
+            if asking.sequence.job == id {
+                asking.level = class as u8;
+            }
+        }
         for choice in &mut job.choices {
             if let job::Choice::Running(running) = choice {
                 running.level = class as u8;

@@ -9,7 +9,7 @@ use super::job::{self, Job, Running};
 use super::{Core, Time};
 use crate::limits::RETRY_AFTER;
 use crate::scheduler::plan::{JobNumber, ModelName};
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 use zllm_state::BLOCK_TOKENS;
 use zllm_wire::Class;
@@ -160,12 +160,7 @@ impl<'c> Forecast<'c> {
             blocks: blocks(job),
         };
         let ends: Vec<End<'c>> = core.running().map(end).collect();
-        let used = |name: &ModelName| -> usize {
-            let of_it = core.running().filter(|(_, job, _)| job.model == *name);
-            let blocks: HashSet<u32> = of_it.flat_map(|(.., at)| at.lease.blocks.iter().copied()).collect();
-            blocks.len()
-        };
-        let free = core.models.iter().map(|(name, model)| (name, model.total_blocks as usize - used(name)));
+        let free = core.models.keys().map(|name| (name, core.free_blocks(name)));
         let places = core.limits.running_jobs - ends.len();
         Self { core, now: Duration::ZERO, places, free: free.collect(), ends }
     }

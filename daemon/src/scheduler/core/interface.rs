@@ -71,6 +71,8 @@ pub(crate) struct NewJob {
 #[derive(Debug, Clone)]
 pub(crate) struct RestoredJob {
     pub(crate) job: NewJob,
+    /// It need not wait for [`Input::Stored`].
+    pub(crate) stored: bool,
     pub(crate) held: bool,
     /// When it began first, and what its prompt was found in then.
     pub(crate) started: Option<(Time, ByTier)>,
@@ -121,7 +123,7 @@ pub(crate) enum Input {
     Stored(JobNumber),
     /// A durable job's record is not on disk: it never existed.
     Unstored(JobNumber),
-    Cancel(JobNumber),
+    Cancel(Vec<JobNumber>),
     /// A job cannot go on.
     Fail {
         job: JobNumber,

@@ -126,9 +126,9 @@ impl Job {
 
     /// A durable job as an earlier run of the daemon left it.
     pub(super) fn restored(restored: RestoredJob) -> Self {
-        let RestoredJob { job, held, started, choices } = restored;
+        let RestoredJob { job, stored, held, started, choices } = restored;
         assert_eq!(choices.len(), job.choices as usize, "a restored job has all of its answers");
-        let mut job = Self { held, stored: true, restored: true, ..Self::new(job) };
+        let mut job = Self { held, stored, restored: true, ..Self::new(job) };
         if let Some((at, cached)) = started {
             let generated = choices.iter().map(|choice| match choice {
                 RestoredChoice::Open(progress) => progress.generated.len(),

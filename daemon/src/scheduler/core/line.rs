@@ -158,6 +158,7 @@ impl Line {
         self.waiting.iter().copied()
     }
 
+    #[cfg(test)]
     pub(super) fn contains(&self, id: JobNumber) -> bool {
         self.waiting.contains(&id)
     }

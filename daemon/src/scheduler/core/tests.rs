@@ -211,7 +211,7 @@ fn a_cancel_waits_for_the_step_it_is_in_and_for_nothing_else() {
     let mut core = core();
     core.step(job(1, 3, 9), Duration::ZERO);
     grant(&mut core, 1, &[0]);
-    let actions = core.step(Input::Cancel(JobNumber(1)), Duration::ZERO);
+    let actions = core.step(Input::Cancel(vec![JobNumber(1)]), Duration::ZERO);
     assert!(ending(&actions).is_none(), "the device is writing into its blocks");
     let actions = done(&mut core, &[(1, Some(7))]);
     assert!(matches!(ending(&actions), Some(Event::Finished { reason: FinishReason::Cancelled, .. })));
@@ -219,7 +219,7 @@ fn a_cancel_waits_for_the_step_it_is_in_and_for_nothing_else() {
 
     core.step(job(2, 3, 9), Duration::ZERO);
     core.step(job(3, 3, 9), Duration::ZERO);
-    let actions = core.step(Input::Cancel(JobNumber(3)), Duration::ZERO);
+    let actions = core.step(Input::Cancel(vec![JobNumber(3)]), Duration::ZERO);
     assert!(ending(&actions).is_some(), "a waiting job ends at once");
 }
 
@@ -251,7 +251,7 @@ fn text_that_is_held_back_comes_before_the_cancelled_end() {
     let first_token = accepted(7, "", "<en");
     let row = RowOutcome { sequence: first(1), accepted: Some(Ok(first_token)) };
     step_done(&mut core, vec![row]);
-    core.step(Input::Cancel(JobNumber(1)), Duration::ZERO);
+    core.step(Input::Cancel(vec![JobNumber(1)]), Duration::ZERO);
     let second_token = accepted(8, "", "<end");
     let row = RowOutcome { sequence: first(1), accepted: Some(Ok(second_token)) };
     let actions = step_done(&mut core, vec![row]);
@@ -345,7 +345,7 @@ fn a_failing_answer_fails_its_job_once_and_every_lease_comes_back() {
 fn a_cancel_ends_every_answer_and_counts_what_they_took_together() {
     let mut core = core_with(CoreLimits { running_jobs: 4, ..limits() });
     side_by_side(&mut core, 2);
-    let mut actions = core.step(Input::Cancel(JobNumber(1)), Duration::ZERO);
+    let mut actions = core.step(Input::Cancel(vec![JobNumber(1)]), Duration::ZERO);
     core.check();
     if let Some(plan) = core.in_flight.first().cloned() {
         let outcome = |row: &PlanRow| RowOutcome {
@@ -378,7 +378,7 @@ fn a_lease_that_begins_inside_of_a_block_commits_it_when_it_is_full() {
     assert_eq!(committed(&actions), 0, "120 tokens do not fill the second block");
     let actions = done(&mut core, &[(1, Some(7))]);
     assert_eq!(committed(&actions), 1, "the first was full before");
-    core.step(Input::Cancel(JobNumber(1)), Duration::ZERO);
+    core.step(Input::Cancel(vec![JobNumber(1)]), Duration::ZERO);
     let actions = done(&mut core, &[(1, Some(8))]);
     let Some(Action::Release { tokens, cached_tokens: 70, sampled: 2, .. }) =
         actions.iter().find(|action| matches!(action, Action::Release { .. }))
@@ -396,7 +396,7 @@ fn a_lease_that_is_late_holds_its_own_model_back_and_no_other() {
     let actions = core.step(job(2, 3, 9), Duration::ZERO);
     assert!(!actions.iter().any(|action| matches!(action, Action::Lease { .. })), "{actions:?}");
     // The two that are asking count as running: a third must wait for a place.
-    core.step(Input::Cancel(JobNumber(2)), Duration::ZERO);
+    core.step(Input::Cancel(vec![JobNumber(2)]), Duration::ZERO);
     let other = NewJob { model: "other".into(), ..new_job(3, 3, 9) };
     let actions = core.step(Input::Submit(other), Duration::ZERO);
     assert!(
@@ -407,7 +407,7 @@ fn a_lease_that_is_late_holds_its_own_model_back_and_no_other() {
     );
     core.check();
     grant(&mut core, 3, &[0]);
-    let actions = core.step(Input::Cancel(JobNumber(1)), Duration::ZERO);
+    let actions = core.step(Input::Cancel(vec![JobNumber(1)]), Duration::ZERO);
     assert!(ending(&actions).is_none(), "its lease is on its way");
     let actions = grant(&mut core, 1, &[0]);
     assert!(matches!(ending(&actions), Some(Event::Finished { reason: FinishReason::Cancelled, .. })));
@@ -493,6 +493,7 @@ fn a_restored_job_goes_on_from_its_last_token_and_starts_once() {
     let progress = Progress { generated: vec![7, 8], state: 1.5, unsent_tokens: 1, ..Progress::default() };
     let restored = RestoredJob {
         job: NewJob { owner: None, ..new_job(1, 3, 4) },
+        stored: true,
         held: false,
         started: Some((Duration::ZERO, ByTier::default())),
         choices: vec![RestoredChoice::Open(progress)],
@@ -521,6 +522,7 @@ fn a_restored_job_whose_answers_have_ended_is_told_of_at_once() {
     let end = ChoiceEnd { reason: FinishReason::Stop, stop: None };
     let restored = RestoredJob {
         job: NewJob { owner: None, ..new_job(1, 3, 4) },
+        stored: true,
         held: false,
         started: Some((Duration::ZERO, ByTier::default())),
         choices: vec![RestoredChoice::Ended { end, generated: 2 }],
@@ -535,6 +537,7 @@ fn jobs_of_a_model_that_is_not_loaded_wait_for_it() {
     let mut core = Core::new(limits());
     let restored = |id| RestoredJob {
         job: NewJob { owner: None, ..new_job(id, 3, 4) },
+        stored: true,
         held: false,
         started: None,
         choices: vec![RestoredChoice::Open(Progress::default())],

@@ -103,13 +103,13 @@ impl Core {
         }
     }
 
-    /// How many jobs are expected to start before this one; 0 for one that does not wait.
-    pub(crate) fn queue_position(&self, job: JobNumber) -> usize {
-        if self.line.contains(job) {
-            self.line.waiting().take_while(|other| *other != job).count()
-        } else {
-            0
-        }
+    /// The jobs that wait: those that nothing but time keeps in the order in which they are expected to start, and when; then
+    /// the others.
+    pub(crate) fn waiting_order(&self, now: Time) -> Vec<(JobNumber, Option<Duration>)> {
+        let starts = self.expected_starts(now);
+        let expected: HashSet<JobNumber> = starts.iter().map(|(id, _)| *id).collect();
+        let others = self.line.waiting().filter(|id| !expected.contains(id)).map(|id| (id, None));
+        starts.iter().map(|(id, start)| (*id, Some(*start))).chain(others).collect()
     }
 
     /// KV blocks that a job holds; its answers share those of the prompt.
@@ -121,12 +121,9 @@ impl Core {
 
     /// Who waits and who runs.
     pub(crate) fn view(&self, now: Time) -> QueueView {
-        // Those that nothing but time keeps in the order in which they will start, then the others.
-        let starts = self.expected_starts(now);
-        let expected: HashMap<JobNumber, Duration> = starts.iter().copied().collect();
-        let others = self.line.waiting().filter(|id| !expected.contains_key(id));
-        let order: Vec<JobNumber> = starts.iter().map(|(id, _)| *id).chain(others).collect();
-        let waiting = order.iter().map(|&id| {
+        let free: HashMap<&ModelName, usize> =
+            self.models.keys().map(|name| (name, self.free_blocks(name))).collect();
+        let waiting = self.waiting_order(now).into_iter().map(|(id, starts_in)| {
             let job = &self.jobs[&id];
             WaitingView {
                 job: id,
@@ -135,8 +132,8 @@ impl Core {
                 waited: now.saturating_sub(job.waiting_since),
                 max_tokens: job.max_tokens,
                 generated: job.generated(),
-                why: self.why(id, job),
-                starts_in: expected.get(&id).copied(),
+                why: self.why(id, job, &free),
+                starts_in,
             }
         });
         let class = |class: Class| ClassView {
@@ -144,7 +141,7 @@ impl Core {
             limit: self.limits.classes[class as usize],
         };
         QueueView {
-            paused: self.paused,
+            paused: self.paused || self.is_draining(),
             waiting: waiting.collect(),
             running: self.running_views(now),
             classes: [Class::Interactive, Class::Normal, Class::Batch].map(class),
@@ -153,12 +150,19 @@ impl Core {
         }
     }
 
+    /// Blocks of a model that no running sequence has.
+    pub(super) fn free_blocks(&self, model: &ModelName) -> usize {
+        let of_it = self.running().filter(|(_, job, _)| job.model == *model);
+        let used: HashSet<u32> = of_it.flat_map(|(.., at)| at.lease.blocks.iter().copied()).collect();
+        self.models[model].total_blocks as usize - used.len()
+    }
+
     /// Whether nothing but time keeps a waiting job from its start.
     pub(super) fn waits_for_time_alone(&self, job: &Job) -> bool {
         !self.paused && !job.held && job.stored && self.models.contains_key(&job.model)
     }
 
-    fn why(&self, id: JobNumber, job: &Job) -> Why {
+    fn why(&self, id: JobNumber, job: &Job, free: &HashMap<&ModelName, usize>) -> Why {
         let Some(model) = self.models.get(&job.model) else { return Why::Model(job.model.clone()) };
         let needed = capacity(job).div_ceil(BLOCK_TOKENS);
         match () {
@@ -166,11 +170,7 @@ impl Core {
             () if job.held => Why::Held,
             () if self.is_asking(id) => Why::Reading,
             () if self.paused => Why::Paused,
-            () if model.starved => {
-                let of_it = self.running().filter(|(_, other, _)| other.model == job.model);
-                let used: HashSet<u32> = of_it.flat_map(|(.., at)| at.lease.blocks.iter().copied()).collect();
-                Why::Memory { blocks: needed, free: model.total_blocks as usize - used.len() }
-            }
+            () if model.starved => Why::Memory { blocks: needed, free: free[&job.model] },
             () if job.has_started() => Why::Parked,
             () if self.running.len() >= self.limits.running_jobs => Why::Places,
             () => Why::Turn,

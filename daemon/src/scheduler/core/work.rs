@@ -1,7 +1,7 @@
 //! Model work: which rows make a step, and what its outcome means.
 
 use super::ending::Cut;
-use super::job::{CANCELLED, Stop};
+use super::job::{CANCELLED, Running, Stop};
 use super::{Action, Core, Measure, Time};
 use crate::scheduler::plan::{Accepted, ModelName, PlanRow, SequenceId, StepOutcome, StepPlan};
 use std::collections::HashSet;
@@ -10,9 +10,9 @@ use zllm_wire::{ChoiceEnd, FinishReason, MomentKind};
 
 impl Core {
     /// Starts the next steps of the devices that are free; models that share a device take turns.
-    pub(super) fn plan(&mut self) {
+    pub(super) fn plan(&mut self, now: Time) {
         while let Some(model) = self.next_model() {
-            let rows = self.rows(&model);
+            let rows = self.rows(&model, now);
             let plan = StepPlan { model: model.clone(), rows };
             self.last_model = Some(model);
             self.in_flight.push(plan.clone());
@@ -38,13 +38,20 @@ impl Core {
 
     /// A row for each sequence that is past its prompt, and prompt tokens within the pace: of the highest class first, of
     /// one class the oldest.
-    fn rows(&self, model: &ModelName) -> Vec<PlanRow> {
+    fn rows(&self, model: &ModelName, now: Time) -> Vec<PlanRow> {
         let of_it = || self.running().filter(|(_, job, _)| job.model == *model);
         let decodes = of_it().filter(|(.., running)| running.pending() == 1).count();
         let mut chunk =
             self.models[model].pace.chunk(decodes, self.limits.pace, self.limits.prefill_chunk_tokens);
         let mut prompts: Vec<_> = of_it().filter(|(.., running)| running.pending() > 1).collect();
-        prompts.sort_by_key(|(_, _, running)| running.level);
+        // As what waits, so that no prompt stands still while others come.
+        let aged = |running: &Running| {
+            let steps = self.limits.aging.map_or(0, |aging| {
+                now.saturating_sub(running.started_at).as_millis() / aging.as_millis().max(1)
+            });
+            running.level.saturating_sub(steps.min(2) as u8)
+        };
+        prompts.sort_by_key(|(_, _, running)| aged(running));
         let mut counts = Vec::new();
         for (sequence, _, running) in prompts {
             let count = running.pending().min(chunk);

@@ -92,7 +92,7 @@ impl World {
         match fate {
             Fate::Cancel => {
                 job.cancelled = true;
-                self.input(Input::Cancel(id));
+                self.input(Input::Cancel(vec![id]));
             }
             Fate::Leave => {
                 let Some(owner) = job.request.owner else { return };
@@ -264,7 +264,7 @@ impl World {
         if is_new {
             self.disk.event(id, Event::Queued { position: 0 }, self.now);
         }
-        self.input(Input::Restore(RestoredJob { job: submission, held, started, choices }));
+        self.input(Input::Restore(RestoredJob { job: submission, stored: true, held, started, choices }));
         if held {
             self.at(Duration::from_secs(30), Happening::Fate(id, Fate::Hold(false)));
         }
