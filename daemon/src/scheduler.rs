@@ -371,7 +371,7 @@ impl Actor for SchedulerActor {
             let now = actor.fellows.clock.time();
             if now.saturating_sub(actor.forgot_at) >= FORGET_INTERVAL {
                 actor.forgot_at = now;
-                actor.forget_expired(ctx);
+                actor.look_after_disk(ctx);
             }
         });
     }

@@ -25,15 +25,16 @@ use zllm_wire::{Class, ErrorCode, Event, Fault, FinishReason, GenerationParams, 
 
 /// Whether jobs can be durable.
 pub(crate) enum Durable {
-    /// Not, and why.
-    Off(String),
+    /// Not, and why. What is configured is tried again.
+    Off { why: String, settings: Option<JobSettings> },
     /// The disk is being opened, or is open.
     On {
         disk: JobDisk,
-        /// What was there at the start, until it is taken up.
+        /// What was there at the start, until it is waited for.
         opened: Option<Receiver<Result<Opened, String>>>,
-        /// Ended jobs that are listed.
-        keep_jobs: usize,
+        /// It is taken up.
+        ready: bool,
+        settings: JobSettings,
     },
 }
 
@@ -49,7 +50,8 @@ impl Durable {
     /// When the system gives no thread.
     pub(crate) fn start(settings: &JobSettings, clock: Clock, pulses: &Pulses) -> std::io::Result<Self> {
         let Some(dir) = settings.dir.clone() else {
-            return Ok(Self::Off("no folder is configured for them; set jobs.dir or kv.dir".to_owned()));
+            let why = "no folder is configured for them; set jobs.dir or kv.dir".to_owned();
+            return Ok(Self::Off { why, settings: None });
         };
         let retention = Retention {
             max_age_ms: settings.keep.map_or(u64::MAX, |keep| keep.as_millis() as u64),
@@ -57,7 +59,7 @@ impl Durable {
             max_bytes: settings.keep_bytes,
         };
         let (disk, opened) = JobDisk::spawn(dir, retention, clock, pulses)?;
-        Ok(Self::On { disk, opened: Some(opened), keep_jobs: settings.keep_jobs as usize })
+        Ok(Self::On { disk, opened: Some(opened), ready: false, settings: settings.clone() })
     }
 
     /// # Errors
@@ -70,7 +72,7 @@ impl Durable {
                 Err(Fault { code: ErrorCode::Refused { retry_after_ms }, message })
             }
             Self::On { .. } => Ok(()),
-            Self::Off(why) => {
+            Self::Off { why, .. } => {
                 let message = format!("durable jobs cannot be taken: {why}");
                 Err(Fault { code: ErrorCode::Failed, message })
             }
@@ -79,8 +81,9 @@ impl Durable {
 
     pub(super) fn fault(&self) -> Option<String> {
         match self {
-            Self::On { .. } => None,
-            Self::Off(why) => Some(why.clone()),
+            Self::On { ready: true, .. } => None,
+            Self::On { .. } => Some("they are being opened".to_owned()),
+            Self::Off { why, .. } => Some(why.clone()),
         }
     }
 
@@ -89,7 +92,7 @@ impl Durable {
     fn disk(&self) -> &JobDisk {
         match self {
             Self::On { disk, .. } => disk,
-            Self::Off(why) => unreachable!("a durable job has a disk: {why}"),
+            Self::Off { why, .. } => unreachable!("a durable job has a disk: {why}"),
         }
     }
 }
@@ -250,9 +253,9 @@ impl SchedulerActor {
         self.settle(ctx);
     }
 
-    /// Forgets the jobs whose records are gone.
-    pub(super) fn forget_expired(&mut self, ctx: &mut Context<Self>) {
-        let Durable::On { disk, .. } = &self.durable else { return };
+    /// Forgets the jobs whose records are gone; opens the disk again if that failed.
+    pub(super) fn look_after_disk(&mut self, ctx: &mut Context<Self>) {
+        let Durable::On { disk, .. } = &self.durable else { return self.reopen(ctx) };
         let expired = disk.take_expired();
         ctx.spawn(expired.into_actor(self).map(|expired, actor, _| {
             for number in expired.ok().and_then(Result::ok).into_iter().flatten() {
@@ -381,15 +384,23 @@ impl SchedulerActor {
     }
 }
 
-impl Handler<Recover> for SchedulerActor {
-    type Result = ResponseActFuture<Self, ()>;
+impl SchedulerActor {
+    /// Tries again to open what could not be opened.
+    pub(super) fn reopen(&mut self, ctx: &mut Context<Self>) {
+        let Durable::Off { settings: Some(settings), .. } = &self.durable else { return };
+        let started = Durable::start(settings, self.fellows.clock, &self.fellows.pulses);
+        self.durable = started.unwrap_or_else(|error| panic!("the job disk's thread: {error}"));
+        let recovered = self.recover();
+        ctx.spawn(recovered);
+    }
 
-    fn handle(&mut self, _: Recover, _: &mut Self::Context) -> Self::Result {
-        let Durable::On { disk, opened, keep_jobs } = &mut self.durable else {
+    fn recover(&mut self) -> ResponseActFuture<Self, ()> {
+        let Durable::On { disk, opened, settings, .. } = &mut self.durable else {
             return Box::pin(actix::fut::ready(()));
         };
-        let (disk, keep_jobs) = (disk.clone(), *keep_jobs);
+        let (disk, settings) = (disk.clone(), settings.clone());
         let opened = opened.take().expect("jobs are taken up once");
+        let keep_jobs = settings.keep_jobs as usize;
         let found = async move {
             let gone = || "the job disk's thread has ended".to_owned();
             let opened = opened.await.map_err(|_| gone())??;
@@ -397,12 +408,25 @@ impl Handler<Recover> for SchedulerActor {
             Ok::<_, String>((opened, listed))
         };
         Box::pin(found.into_actor(self).map(move |found, actor, ctx| match found {
-            Ok((opened, listed)) => actor.take_up(opened, listed, keep_jobs, ctx),
-            Err(message) => {
-                tracing::error!(message, "there is no durable queue");
-                actor.durable = Durable::Off(message);
+            Ok((opened, listed)) => {
+                if let Durable::On { ready, .. } = &mut actor.durable {
+                    *ready = true;
+                }
+                actor.take_up(opened, listed, keep_jobs, ctx);
+            }
+            Err(why) => {
+                tracing::error!(reason = why, "there is no durable queue; it is tried again");
+                actor.durable = Durable::Off { why, settings: Some(settings) };
             }
         }))
+    }
+}
+
+impl Handler<Recover> for SchedulerActor {
+    type Result = ResponseActFuture<Self, ()>;
+
+    fn handle(&mut self, _: Recover, _: &mut Self::Context) -> Self::Result {
+        self.recover()
     }
 }
 

@@ -86,17 +86,17 @@ pub(crate) struct ConnectionGone(pub(crate) ConnectionId);
 
 /// A job's log.
 #[derive(Message)]
-#[rtype(result = "Option<Arc<JobLog>>")]
+#[rtype(result = "Result<Arc<JobLog>, Fault>")]
 pub(crate) struct ReadLog(pub(crate) JobId);
 
 /// One job in full, but for the texts of its answers, and its log, which has them.
 #[derive(Message)]
-#[rtype(result = "Option<(JobDetail, Arc<JobLog>)>")]
+#[rtype(result = "Result<(JobDetail, Arc<JobLog>), Fault>")]
 pub(crate) struct DetailOf(pub(crate) JobId);
 
-/// Why a job's prompt was found in the KV store, or was not. `None` when there is no such job.
+/// Why a job's prompt was found in the KV store, or was not.
 #[derive(Message)]
-#[rtype(result = "Option<Story>")]
+#[rtype(result = "Result<Story, Fault>")]
 pub(crate) struct StoryOf(pub(crate) JobId);
 
 /// The answer to [`StoryOf`].
@@ -247,8 +247,13 @@ impl SchedulerActor {
     /// The number of a job that is known.
     pub(super) fn known(&self, id: &JobId) -> Result<JobNumber, Fault> {
         let number = job_number(id).filter(|number| self.jobs.get(*number).is_some());
-        let message = || format!("there is no job {id}");
-        number.ok_or_else(|| Fault { code: ErrorCode::NotFound, message: message() })
+        number.ok_or_else(|| match self.durable.fault() {
+            None => Fault { code: ErrorCode::NotFound, message: format!("there is no job {id}") },
+            Some(why) => {
+                let message = format!("job {id} is not known now: durable jobs cannot be read: {why}");
+                Fault { code: ErrorCode::Failed, message }
+            }
+        })
     }
 }
 
@@ -336,40 +341,43 @@ impl Handler<ConnectionGone> for SchedulerActor {
 }
 
 impl Handler<ReadLog> for SchedulerActor {
-    type Result = Option<Arc<JobLog>>;
+    type Result = Result<Arc<JobLog>, Fault>;
 
     fn handle(&mut self, ReadLog(id): ReadLog, _: &mut Self::Context) -> Self::Result {
-        Some(self.jobs.get(job_number(&id)?)?.log.clone())
+        let number = self.known(&id)?;
+        Ok(self.jobs.get(number).expect("known").log.clone())
     }
 }
 
 impl Handler<DetailOf> for SchedulerActor {
-    type Result = ResponseFuture<Option<(JobDetail, Arc<JobLog>)>>;
+    type Result = ResponseFuture<Result<(JobDetail, Arc<JobLog>), Fault>>;
 
     fn handle(&mut self, DetailOf(id): DetailOf, _: &mut Self::Context) -> Self::Result {
-        let known = job_number(&id).and_then(|number| {
-            let record = self.jobs.get(number)?;
-            let detail = record.detail(self.job_info(number, &self.positions())?, self.fellows.clock.time());
+        let known = self.known(&id).map(|number| {
+            let record = self.jobs.get(number).expect("known");
+            let info = self.job_info(number, &self.positions()).expect("known");
+            let detail = record.detail(info, self.fellows.clock.time());
             let params = record.facts.params_on_disk.then(|| self.params_on_disk(number));
-            Some((detail, record.log.clone(), params))
+            (detail, record.log.clone(), params)
         });
         Box::pin(async move {
             let (mut detail, log, params) = known?;
             if let Some(params) = params {
                 detail.params = params.await.unwrap_or_default();
             }
-            Some((detail, log))
+            Ok((detail, log))
         })
     }
 }
 
 impl Handler<StoryOf> for SchedulerActor {
-    type Result = Option<Story>;
+    type Result = Result<Story, Fault>;
 
     fn handle(&mut self, StoryOf(id): StoryOf, _: &mut Self::Context) -> Self::Result {
-        let record = self.jobs.get(job_number(&id)?)?;
+        let number = self.known(&id)?;
+        let record = self.jobs.get(number).expect("known");
         let text = self.models.text(&record.facts.model).cloned();
-        Some(Story { text, prompt_tokens: record.facts.prompt_tokens, cache: record.cache().cloned() })
+        Ok(Story { text, prompt_tokens: record.facts.prompt_tokens, cache: record.cache().cloned() })
     }
 }
 

@@ -55,7 +55,7 @@ pub(crate) struct QueueAnswer {
 
 /// The jobs of a batch that came after one of them, in order of submission.
 #[derive(Message)]
-#[rtype(result = "BatchPage")]
+#[rtype(result = "Result<BatchPage, Fault>")]
 pub(crate) struct BatchJobsOf {
     pub(crate) tenant: Option<Tenant>,
     pub(crate) batch: BatchId,
@@ -172,11 +172,15 @@ impl Handler<BatchJobsOf> for SchedulerActor {
 
     fn handle(&mut self, message: BatchJobsOf, _: &mut Self::Context) -> Self::Result {
         let BatchJobsOf { tenant, batch, after } = message;
+        if let Some(why) = self.durable.fault() {
+            let message = format!("the jobs of batch {batch} are not known now: {why}");
+            return MessageResult(Err(Fault { code: ErrorCode::Failed, message }));
+        }
         let after = after.as_ref().and_then(job_number);
         let those = self.jobs.of_batch(tenant_name(&tenant), &batch);
         let mut rest = those.skip_while(|(number, _)| after.is_some_and(|after| *number <= after));
         let jobs = rest.by_ref().take(MAX_BATCH_ROWS).map(|(_, record)| record.batch_job()).collect();
-        MessageResult(BatchPage { jobs, more: rest.next().is_some() })
+        MessageResult(Ok(BatchPage { jobs, more: rest.next().is_some() }))
     }
 }
 

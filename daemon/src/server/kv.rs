@@ -181,8 +181,7 @@ impl Services {
     }
 
     pub(super) async fn why(&self, job: JobId) -> Result<Answer, Unanswered> {
-        let story = self.ask_scheduler(StoryOf(job.clone())).await?;
-        let story = story.ok_or_else(|| not_found("job", &job))?;
+        let story = self.ask_scheduler(StoryOf(job.clone())).await??;
         let (cached, outcome) = match story.cache {
             None => (TokenTiers::default(), CacheOutcome::Waiting),
             Some(CacheReport { cached, outcome }) => {

@@ -139,8 +139,7 @@ pub(super) async fn answer(
         Op::Unload { model } => services.unload(&model).await,
         Op::Submit(request) => submit::submit(*request, replies, connection, services).await,
         Op::Attach { job, from } => {
-            let log = services.ask_scheduler(ReadLog(job.clone())).await?;
-            let log = log.ok_or_else(|| not_found("job", &job))?;
+            let log = services.ask_scheduler(ReadLog(job)).await??;
             submit::stream(log.reader(from), replies).await
         }
         Op::Cancel { target } => {
@@ -149,8 +148,7 @@ pub(super) async fn answer(
         }
         Op::List => services.list().await,
         Op::Show(ShowTarget::Job(job)) => {
-            let detail = services.ask_scheduler(DetailOf(job.clone())).await?;
-            let (detail, log) = detail.ok_or_else(|| not_found("job", &job))?;
+            let (detail, log) = services.ask_scheduler(DetailOf(job)).await??;
             Ok(Answer::Job(Box::new(super::queue::with_texts(detail, &log).await?)))
         }
         Op::Show(ShowTarget::Session(session)) => services.show_session(session).await,

@@ -26,7 +26,7 @@ impl Services {
         batch: BatchId,
         after: Option<JobId>,
     ) -> Result<Answer, Unanswered> {
-        Ok(Answer::BatchJobs(self.ask_scheduler(BatchJobsOf { tenant, batch, after }).await?))
+        Ok(Answer::BatchJobs(self.ask_scheduler(BatchJobsOf { tenant, batch, after }).await??))
     }
 
     /// Has something about one job changed.

@@ -21,11 +21,11 @@ impl Core {
     }
 
     /// Whether a job may start while its model is as it is.
-    fn may_start(&self, job: &Job) -> bool {
+    fn may_start(&self, job: &Job, now: Time) -> bool {
         let ready = |model: &Model| !model.starved && model.asking.is_none();
         // Further answers of a job that runs are a part of what runs.
         let stays = (self.paused || self.is_draining()) && !job.is_running();
-        !stays && job.may_start_next() && self.models.get(&job.model).is_some_and(ready)
+        !stays && !job.is_late(now) && job.may_start_next() && self.models.get(&job.model).is_some_and(ready)
     }
 
     fn next(&self, now: Time) -> Option<Next> {
@@ -35,11 +35,11 @@ impl Core {
             return None;
         }
         let running = self.running().map(|(_, job, running)| (job, running));
-        self.line.next(&self.jobs, running, &self.limits, now, |job| self.may_start(job))
+        self.line.next(&self.jobs, running, &self.limits, now, |job| self.may_start(job, now))
     }
 
     fn ask(&mut self, Next { job: id, level }: Next, now: Time) {
-        let passed = self.line.passed_over(&self.jobs, id, &self.limits, now, |job| self.may_start(job));
+        let passed = self.line.passed_over(&self.jobs, id, &self.limits, now, |job| self.may_start(job, now));
         for passed in passed {
             self.jobs.get_mut(&passed).expect("what is in line is kept").bypassed += 1;
         }

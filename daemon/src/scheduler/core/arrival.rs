@@ -225,13 +225,10 @@ impl Core {
     /// Ends jobs whose time is over.
     pub(super) fn expire(&mut self, now: Time) {
         let mut over: Vec<(JobNumber, &str)> = Vec::new();
-        for (id, job) in &self.jobs {
-            let passed = |time: Option<Time>| time.is_some_and(|time| now >= time);
-            if passed(job.deadline) {
-                over.push((*id, "its deadline passed before it had ended"));
-            } else if passed(job.start_by) && !job.has_started() {
-                over.push((*id, "it waited for its start longer than it was allowed to"));
-            }
+        for (id, job) in self.jobs.iter().filter(|(_, job)| job.is_late(now)) {
+            let ends = job.deadline.is_some_and(|deadline| now >= deadline);
+            let waited = "it waited for its start longer than it was allowed to";
+            over.push((*id, if ends { "its deadline passed before it had ended" } else { waited }));
         }
         over.sort();
         for (id, why) in over {

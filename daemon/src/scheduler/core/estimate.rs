@@ -77,6 +77,9 @@ impl Core {
         shares: impl Fn(&Job) -> bool,
         now: Time,
     ) -> Duration {
+        if self.paused {
+            return *RETRY_AFTER.end();
+        }
         let (mut forecast, mut freed) = (Forecast::new(self), 0);
         for (level, id) in self.expected_order(now) {
             let start = forecast.start(level, &self.jobs[&id]);

@@ -283,8 +283,7 @@ pub(crate) enum Measure {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error(
-        "the queue is full: {queued} {what} of {whose} wait, at most {limit} may, and this request has {added}; there is \
-         room again in about {:.1} s", retry_after.as_secs_f64()
+        "the queue is full: {queued} {what} of {whose} wait, at most {limit} may, and this request has {added}"
     )]
     QueueFull {
         what: &'static str,

@@ -168,6 +168,12 @@ impl Job {
         self.choices.iter().any(|choice| matches!(choice, Choice::Running(_)))
     }
 
+    /// Whether its time is over: it fails with the next tick.
+    pub(super) fn is_late(&self, now: Time) -> bool {
+        let passed = |time: Option<Time>| time.is_some_and(|time| now >= time);
+        passed(self.deadline) || (passed(self.start_by) && !self.has_started())
+    }
+
     /// Tokens generated so far, in all answers.
     pub(super) fn generated(&self) -> usize {
         self.tally.generated

@@ -109,7 +109,9 @@ impl Core {
         let starts = self.expected_starts(now);
         let expected: HashSet<JobNumber> = starts.iter().map(|(id, _)| *id).collect();
         let others = self.line.waiting().filter(|id| !expected.contains(id)).map(|id| (id, None));
-        starts.iter().map(|(id, start)| (*id, Some(*start))).chain(others).collect()
+        // Nobody knows when a pause ends.
+        let start = |start: &Duration| Some(*start).filter(|_| !self.paused);
+        starts.iter().map(|(id, at)| (*id, start(at))).chain(others).collect()
     }
 
     /// KV blocks that a job holds; its answers share those of the prompt.
@@ -157,17 +159,18 @@ impl Core {
         self.models[model].total_blocks as usize - used.len()
     }
 
-    /// Whether nothing but time keeps a waiting job from its start.
+    /// Whether nothing but time, or a pause of all, keeps a waiting job from its start.
     pub(super) fn waits_for_time_alone(&self, job: &Job) -> bool {
-        !self.paused && !job.held && job.stored && self.models.contains_key(&job.model)
+        !job.held && job.stored && self.models.contains_key(&job.model)
     }
 
     fn why(&self, id: JobNumber, job: &Job, free: &HashMap<&ModelName, usize>) -> Why {
+        if !job.stored || job.held {
+            return if job.held { Why::Held } else { Why::Storing };
+        }
         let Some(model) = self.models.get(&job.model) else { return Why::Model(job.model.clone()) };
         let needed = capacity(job).div_ceil(BLOCK_TOKENS);
         match () {
-            () if !job.stored => Why::Storing,
-            () if job.held => Why::Held,
             () if self.is_asking(id) => Why::Reading,
             () if self.paused => Why::Paused,
             () if model.starved => Why::Memory { blocks: needed, free: free[&job.model] },
