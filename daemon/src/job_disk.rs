@@ -168,7 +168,8 @@ impl JobDisk {
         self.read(|worker| Ok(worker.figures()))
     }
 
-    /// As [`Self::events`], for a reader that can wait for its place in the channel.
+    /// At most `max` events of a job, ended or not, from number `from` on; none behind its last. Waits for its place in the
+    /// channel.
     pub(crate) async fn read_log(&self, job: u64, from: u64, max: usize) -> Result<Vec<Event>, String> {
         let mut tries = 0;
         loop {
