@@ -128,6 +128,12 @@ impl Job {
         may && waits.is_some_and(|choice| choice == 0 || has_prompt)
     }
 
+    /// Whether its time is over, so that it is not started any more.
+    pub(super) fn is_late(&self, now: Time) -> bool {
+        let passed = |time: Option<Duration>| time.is_some_and(|time| now >= self.arrived_at + time);
+        passed(self.request.end_within) || (passed(self.request.start_within) && !self.started)
+    }
+
     /// Whether it counts as queued: taken, not started and not ended.
     pub(super) fn is_queued(&self) -> bool {
         !self.started && !self.over

@@ -52,7 +52,8 @@ impl Order {
         let (tenant, since) = (job.request.tenant.clone(), job.waiting_since);
         for (other_id, other) in jobs.iter_mut() {
             let stays = stopped && !other.is_running();
-            if *other_id == id || other.request.model != model || stays || !other.may_start() {
+            let able = other.may_start() && !other.is_late(now);
+            if *other_id == id || other.request.model != model || stays || !able {
                 continue;
             }
             if (other.class as u8) < level {
