@@ -257,8 +257,8 @@ The kept timeline that is most like it goes on otherwise after 1234 tokens:
     }
 }
 
-#[test]
-fn a_map_of_each_tier() {
+/// A tier of each kind: used, coarse, none, empty, off.
+fn five_tiers() -> Residency {
     use BlockState::*;
     let run = |blocks, state, sessions: &[u32], age_ms| BlockRun {
         blocks,
@@ -300,14 +300,18 @@ fn a_map_of_each_tier() {
     };
     let empty = TierMap { tier: Tier::Ssd, model: None, capacity_bytes: 1 << 20, ..none.clone() };
     let off = TierMap { capacity_bytes: 0, ..empty.clone() };
-    let residency = Residency {
+    Residency {
         tiers: vec![device, ssd, none, empty, off],
         sessions: vec![named(None, "s-1"), named(Some("acme"), "s-2")],
         read_bytes_per_s: Some(1e9),
         compute_tokens_per_s: vec![ModelRate { model: "m".into(), tokens_per_s: 1024.4 }],
         unsaved_bytes: 1 << 20,
-    };
-    let answer = || Answer::Residency(Box::new(residency.clone()));
+    }
+}
+
+#[test]
+fn a_map_of_each_tier() {
+    let answer = || Answer::Residency(Box::new(five_tiers()));
     let wanted = "\
 m on device: 31 of 80 blocks, 31.0 MiB of 80.0 MiB
 use  @@@@@@@@@@████████^^^^^^░░░░░░░.........................................

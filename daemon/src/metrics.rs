@@ -149,17 +149,22 @@ impl Metrics {
             recent: Recent::new(),
             registry,
         };
-        for outcome in Outcome::ALL {
-            metrics.requests.with_label_values(&[outcome.label()]);
-        }
-        for source in TOKEN_SOURCES {
-            metrics.tokens.with_label_values(&[source]);
-        }
-        for tier in TIERS {
-            metrics.cached_tokens.with_label_values(&[tier]);
-        }
+        metrics.show_zeros();
         metrics.register_constants(started_unix_seconds);
         metrics
+    }
+
+    /// Counters that nothing has counted yet are there from the start, so that a rate has something to begin with.
+    fn show_zeros(&self) {
+        for outcome in Outcome::ALL {
+            self.requests.with_label_values(&[outcome.label()]);
+        }
+        for source in TOKEN_SOURCES {
+            self.tokens.with_label_values(&[source]);
+        }
+        for tier in TIERS {
+            self.cached_tokens.with_label_values(&[tier]);
+        }
     }
 
     fn register_constants(&self, started_unix_seconds: u64) {

@@ -520,7 +520,7 @@ pub(super) fn stored_class(class: Class) -> JobClass {
     }
 }
 
-fn wire_class(class: JobClass) -> Class {
+pub(super) fn wire_class(class: JobClass) -> Class {
     match class {
         JobClass::Interactive => Class::Interactive,
         JobClass::Normal => Class::Normal,

@@ -4,12 +4,12 @@
 use super::super::{Generated, RestoredChoice, Time};
 use super::rng::Rng;
 use crate::job_disk::TokenEntry;
-use crate::scheduler::durable::restored_choices;
+use crate::scheduler::durable::{restored_choices, stored_class, wire_class};
 use crate::scheduler::journal::{Journal, Write};
 use crate::scheduler::log::is_terminal;
 use crate::scheduler::plan::JobNumber;
 use std::collections::BTreeMap;
-use zllm_state::{JobChange, JobClass, JobState};
+use zllm_state::{JobChange, JobState};
 use zllm_wire::{Class, Event, FinishReason};
 
 /// What is on disk of a job.
@@ -177,21 +177,5 @@ impl Disk {
             self.journal.interrupted(job);
         }
         self.records.insert(job, record);
-    }
-}
-
-fn stored_class(class: Class) -> JobClass {
-    match class {
-        Class::Interactive => JobClass::Interactive,
-        Class::Normal => JobClass::Normal,
-        Class::Batch => JobClass::Batch,
-    }
-}
-
-fn wire_class(class: JobClass) -> Class {
-    match class {
-        JobClass::Interactive => Class::Interactive,
-        JobClass::Normal => Class::Normal,
-        JobClass::Batch => Class::Batch,
     }
 }
