@@ -1,113 +1,154 @@
 #!/usr/bin/env python3
-"""llama.cpp's side of `cargo xtask bench`: one model, one JSON object on stdout.
+"""llama.cpp's side of `cargo xtask bench` and `serve-bench`: one model, one JSON object on stdout.
 
-Does what llama-bench's pp and tg tests do, through the low-level API of llama-cpp-python:
+The same tests as engine/examples/bench.rs, under the same names, in the same order:
 
-* prefill: one `llama_decode` of `--prefill` random token ids into an empty context, logits of the last token only;
-* decode: `--decode` calls of `llama_decode` with one random token id each, beginning with an empty context.
+* `prefill N`: one `llama_decode` of N random token ids into an empty context, logits of the last token only; at each
+  depth above 0 also `prefill 512 at D`. They run once with each `--ubatch`; the fastest counts.
+* `decode N at D`: N calls of `llama_decode` with one random token id each, beginning at depth D.
+* `S sessions`: steps of one random token id of each of S sequences, logits of every row, after a prompt of 8 and a few
+  unmeasured steps; as llama-batched-bench does. Tokens of all sequences together.
 
-One unmeasured run of each goes before `--repeat` measured ones; the fastest counts, as on our side. The timed part ends
-with `llama_synchronize`. The caller chooses flash attention on or off and keeps the better of the two.
+Nothing is sampled. Rates are tokens per second, the fastest of `--repeat`; each measured part ends with
+`llama_synchronize`. The caller chooses flash attention on or off and keeps the better. Memory is the peak after the tests
+without a depth, before longer contexts and more sequences.
 
-Output: {"prefill_tokens_per_s", "decode_tokens_per_s", "load_s", "peak_rss_bytes", "version"}.
+Output: {"load_s", "peak_rss_bytes", "tests": {name: tokens per second}}.
 """
 
 import argparse
-import ctypes
 import json
 import random
 import resource
-import sys
 import time
 
 import llama_cpp as ll
 
+from llama_cpp_common import decode, fill, load, make_context, vocabulary_size
 
-@ll.llama_log_callback
-def quiet(_level, _text, _user_data):
-    """llama.cpp reports every tensor at load; a failure shows as a null pointer, which is checked."""
+DEEP_PREFILL_TOKENS = 512
+PROMPT_TOKENS = 8
+WARM_UP_STEPS = 4
+
+
+def numbers(text):
+    return [int(part) for part in text.split(",") if part]
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("--prefill", type=int, default=512)
+    parser.add_argument("--prefill", type=numbers, default=[128, 512, 2048])
+    parser.add_argument("--depth", type=numbers, default=[0, 2048])
     parser.add_argument("--decode", type=int, default=128)
+    parser.add_argument("--sessions", type=numbers, default=[1, 2, 4, 8, 16])
+    parser.add_argument("--steps", type=int, default=64)
+    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--ubatch", type=numbers, default=[512])
     parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--flash-attn", choices=["on", "off"], required=True)
     return parser.parse_args()
 
 
-def open_context(args):
-    """Loads the model and makes a context; returns (model, context) or ends the process with a reason."""
-    model_params = ll.llama_model_default_params()
-    model_params.n_gpu_layers = 0
-    model = ll.llama_model_load_from_file(args.model.encode(), model_params)
-    if not model:
-        sys.exit(f"llama.cpp could not load {args.model}")
-    params = ll.llama_context_default_params()
-    params.n_ctx = args.prefill + args.decode
-    params.n_batch = max(512, args.prefill)
-    params.n_ubatch = 512
-    params.n_threads = args.threads
-    params.n_threads_batch = args.threads
-    params.flash_attn_type = (
-        ll.LLAMA_FLASH_ATTN_TYPE_ENABLED if args.flash_attn == "on" else ll.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    )
-    context = ll.llama_init_from_model(model, params)
-    if not context:
-        sys.exit(f"llama.cpp could not make a context for {args.model}")
-    return model, context
+class Bench:
+    def __init__(self, args, model):
+        self.args, self.model = args, model
+        self.vocabulary = vocabulary_size(model)
+        self.draw = random.Random(1)
+        self.tests = {}
 
+    def context(self, tokens, ubatch=512, sequences=1):
+        args = self.args
+        context = make_context(
+            self.model, tokens, args.threads, flash_attn=args.flash_attn, ubatch=ubatch, sequences=sequences
+        )
+        if sequences == 1:
+            self.feed(context, 0, [PROMPT_TOKENS])
+        return context
 
-def seconds_for(context, batches):
-    """Empties the context, decodes the batches one after another and returns the seconds this took."""
-    ll.llama_memory_clear(ll.llama_get_memory(context), True)
-    ll.llama_synchronize(context)
-    begin = time.perf_counter()
-    for tokens in batches:
-        status = ll.llama_decode(context, ll.llama_batch_get_one(tokens, len(tokens)))
-        if status != 0:
-            sys.exit(f"llama_decode returned {status}")
-        ll.llama_synchronize(context)
-    return time.perf_counter() - begin
+    def feed(self, context, depth, counts):
+        """Forgets what is behind `depth`, then decodes so many random tokens, call by call; returns the seconds."""
+        memory = ll.llama_get_memory(context)
+        if depth == 0:
+            ll.llama_memory_clear(memory, True)
+        elif ll.llama_memory_seq_pos_max(memory, 0) + 1 < depth or not ll.llama_memory_seq_rm(memory, 0, depth, -1):
+            self.feed(context, 0, [depth])
+        parts = [(ll.llama_token * n)(*(self.draw.randrange(self.vocabulary) for _ in range(n))) for n in counts]
+        begin = time.perf_counter()
+        for tokens in parts:
+            decode(context, ll.llama_batch_get_one(tokens, len(tokens)))
+        return time.perf_counter() - begin
 
+    def measure(self, context, kind, depth, counts):
+        seconds = min(self.feed(context, depth, counts) for _ in range(self.args.repeat))
+        name = f"{kind} {sum(counts)}" + (f" at {depth}" if depth else "")
+        self.tests[name] = max(self.tests.get(name, 0), sum(counts) / seconds)
 
-def tokens_per_s(context, batches, repeat):
-    seconds_for(context, batches)
-    count = sum(len(tokens) for tokens in batches)
-    return max(count / seconds_for(context, batches) for _ in range(repeat))
+    def measure_prefills(self, context, depth, counts):
+        for count in counts:
+            self.measure(context, "prefill", depth, [count])
+
+    def measure_sessions(self, sequences):
+        steps = self.args.steps
+        context = self.context(PROMPT_TOKENS + WARM_UP_STEPS + steps, sequences=sequences)
+        batch = ll.llama_batch_init(max(sequences, PROMPT_TOKENS), 0, 1)
+        token = lambda: self.draw.randrange(self.vocabulary)
+
+        def run(first, count):
+            for at in range(first, first + count):
+                decode(context, fill(batch, [(token(), at, sequence, True) for sequence in range(sequences)]))
+
+        best = float("inf")
+        for _ in range(self.args.repeat):
+            ll.llama_memory_clear(ll.llama_get_memory(context), True)
+            for sequence in range(sequences):
+                last = PROMPT_TOKENS - 1
+                decode(context, fill(batch, [(token(), at, sequence, at == last) for at in range(PROMPT_TOKENS)]))
+            run(PROMPT_TOKENS, WARM_UP_STEPS)
+            begin = time.perf_counter()
+            run(PROMPT_TOKENS + WARM_UP_STEPS, steps)
+            best = min(best, time.perf_counter() - begin)
+        self.tests[f"{sequences} sessions"] = sequences * steps / best
+        ll.llama_batch_free(batch)
+        ll.llama_free(context)
 
 
 def main():
     args = arguments()
-    ll.llama_log_set(quiet, ctypes.c_void_p(0))
-    ll.llama_backend_init()
+    deep = [depth for depth in args.depth if depth > 0]
+    short = [count for count in args.prefill if count <= DEEP_PREFILL_TOKENS]
+    long = [count for count in args.prefill if count > DEEP_PREFILL_TOKENS]
+    flat_tokens = max(short + [args.decode if 0 in args.depth else PROMPT_TOKENS])
+    deep_tokens = max(long + [depth + max(DEEP_PREFILL_TOKENS, args.decode) for depth in deep] + [0])
 
     begin = time.perf_counter()
-    model, context = open_context(args)
+    model = load(args.model)
+    bench = Bench(args, model)
+    first = make_context(model, flat_tokens, args.threads, flash_attn=args.flash_attn, ubatch=args.ubatch[0])
     load_s = time.perf_counter() - begin
+    bench.feed(first, 0, [PROMPT_TOKENS])
 
-    vocabulary = ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(model))
-    draw = random.Random(1)
-
-    def random_tokens(count):
-        return (ll.llama_token * count)(*(draw.randrange(vocabulary) for _ in range(count)))
-
-    prefill = tokens_per_s(context, [random_tokens(args.prefill)], args.repeat)
-    decode = tokens_per_s(context, [random_tokens(1) for _ in range(args.decode)], args.repeat)
+    bench.measure_prefills(first, 0, short)
+    if 0 in args.depth:
+        bench.measure(first, "decode", 0, [1] * args.decode)
     # Linux gives ru_maxrss in KiB.
     peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    ll.llama_free(context)
+    ll.llama_free(first)
+
+    for at, ubatch in enumerate(args.ubatch):
+        context = bench.context(max(flat_tokens, deep_tokens), ubatch=ubatch)
+        if at > 0:
+            bench.measure_prefills(context, 0, short)
+        bench.measure_prefills(context, 0, long)
+        for depth in deep:
+            bench.measure_prefills(context, depth, [DEEP_PREFILL_TOKENS])
+            if at == 0:
+                bench.measure(context, "decode", depth, [1] * args.decode)
+        ll.llama_free(context)
+    for sequences in args.sessions:
+        bench.measure_sessions(sequences)
     ll.llama_model_free(model)
-    print(json.dumps({
-        "prefill_tokens_per_s": prefill,
-        "decode_tokens_per_s": decode,
-        "load_s": load_s,
-        "peak_rss_bytes": peak_rss_bytes,
-        "version": f"llama-cpp-python {ll.__version__}",
-    }))
+    print(json.dumps({"load_s": load_s, "peak_rss_bytes": peak_rss_bytes, "tests": bench.tests}))
 
 
 if __name__ == "__main__":

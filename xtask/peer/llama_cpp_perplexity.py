@@ -8,20 +8,15 @@ Output: {"tokens", "scored", "perplexity", "version"}.
 """
 
 import argparse
-import ctypes
 import json
 import math
-import sys
 
 import llama_cpp as ll
 import numpy as np
 
+from llama_cpp_common import decode, fill, load, make_context, vocabulary_size
+
 ROWS = 64
-
-
-@ll.llama_log_callback
-def quiet(_level, _text, _user_data):
-    """llama.cpp reports every tensor at load; a failure shows as a null pointer, which is checked."""
 
 
 def surprise(rows, tokens):
@@ -39,16 +34,7 @@ def score(context, vocabulary, window):
     for start in range(0, len(window), ROWS):
         part = window[start:start + ROWS]
         batch = ll.llama_batch_init(len(part), 0, 1)
-        batch.n_tokens = len(part)
-        for i, token in enumerate(part):
-            batch.token[i] = token
-            batch.pos[i] = start + i
-            batch.n_seq_id[i] = 1
-            batch.seq_id[i][0] = 0
-            batch.logits[i] = True
-        status = ll.llama_decode(context, batch)
-        if status != 0:
-            sys.exit(f"llama_decode returned {status}")
+        decode(context, fill(batch, [(token, start + i, 0, True) for i, token in enumerate(part)]))
         rows = np.ctypeslib.as_array(ll.llama_get_logits(context), shape=(len(part), vocabulary))
         scored = [i for i in range(len(part)) if first_scored <= start + i + 1 < len(window)]
         if scored:
@@ -65,18 +51,9 @@ def main():
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--threads", type=int, required=True)
     args = parser.parse_args()
-    ll.llama_log_set(quiet, ctypes.c_void_p(0))
-    ll.llama_backend_init()
-    model_params = ll.llama_model_default_params()
-    model_params.n_gpu_layers = 0
-    model = ll.llama_model_load_from_file(args.model.encode(), model_params)
-    params = ll.llama_context_default_params()
-    params.n_ctx, params.n_batch, params.n_ubatch = args.window, ROWS, ROWS
-    params.n_threads = params.n_threads_batch = args.threads
-    context = model and ll.llama_init_from_model(model, params)
-    if not context:
-        sys.exit(f"llama.cpp could not load {args.model}")
-    vocabulary = ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(model))
+    model = load(args.model)
+    context = make_context(model, args.window, args.threads, ubatch=ROWS)
+    vocabulary = vocabulary_size(model)
     with open(args.ids) as file:
         ids = [int(line) for line in file]
     total, count = 0.0, 0

@@ -1,191 +1,233 @@
-//! `cargo xtask bench`: prefill and decode of the test models, ours beside llama.cpp, in one run.
+//! `cargo xtask bench`: how fast models are, ours beside llama.cpp and beside the machine's roofs, in one run.
 //!
 //! The programs take turns (ours, llama.cpp with flash attention, llama.cpp without, ours, ...), so that a slow minute
-//! of the machine hits all alike. Each run is a process of its own that measures three times and gives the fastest. What
-//! counts is the median over the rounds; for llama.cpp the better of its two settings, for each test by itself. Both
-//! sides prefill any token ids into an empty context and decode one token at a time beginning with an empty context,
-//! without sampling.
+//! of the machine hits all alike. Each run is a process of its own that measures every test once after it has warmed up.
+//! What counts is the median over the rounds; for llama.cpp the better of its two settings, for each test by itself. Both
+//! sides take any token ids and sample nothing. The roofs are measured before and after each model.
 
 mod result;
+mod targets;
 
-use std::collections::BTreeSet;
-use std::fs;
+use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use self::result::{Median, Row, Run, check_ratios, rates_table, resources_table};
-use crate::{models, process};
+use self::result::{Roofs, Row, Run, rates_table, resources_table};
+use self::targets::{check, long_targets, targets, targets_table};
+use crate::{models, options, process, report};
 use anyhow::{Context, Result, bail};
 
-const USAGE: &str = "usage: cargo xtask bench [--rounds N] [--threads N] [--model NAME]... [--no-write] [--at-least RATIO]
+const USAGE: &str = "usage: cargo xtask bench [--long] [--rounds N] [--threads N] [--model NAME]... [--file PATH]... [--no-write] [--check]
 
-  --rounds N        how often each program runs (default 5)
-  --threads N       threads of each program (default: the physical cores)
-  --model NAME      only this model; may be given again
-  --no-write        print the tables and leave README.md and docs/PERFORMANCE.md alone
-  --at-least RATIO  fail when ours / llama.cpp is below this anywhere
+  --long        one prompt of 16,384 tokens and a decode behind it, with qwen2.5-coder-0.5b
+  --rounds N    how often each program runs (default 3; 1 with --long)
+  --threads N   threads of each program (default: the physical cores)
+  --model NAME  only this test model; may be given again
+  --file PATH   this GGUF file instead of the test models; may be given again
+  --no-write    print the tables and leave README.md and docs/PERFORMANCE.md alone
+  --check       fail when a target is not reached
 
 ZLLM_PEER_PYTHON names a Python that has llama-cpp-python (built from source, so that it uses this CPU's instructions);
-without it ours is measured alone and nothing is written.
+without it ours is measured alone and nothing is written, and with --model or --file neither.
 ";
-const PREFILL_TOKENS: u32 = 512;
-const DECODE_TOKENS: u32 = 128;
-/// Measurements in one process, of which the fastest counts.
-const REPEAT: u32 = 3;
+/// The tests of a plain run; both sides' other options are as their programs have them.
+const TESTS: &[&str] =
+    &["--prefill", "128,512,2048", "--depth", "0,2048", "--sessions", "1,2,4,8,16", "--steps", "32"];
+/// Batches that llama.cpp may compute at a time: its default, and one whose activations stay nearer.
+const PEER_BATCHES: &[&str] = &["--ubatch", "512,128"];
+const LONG_MODEL: &str = "qwen2.5-coder-0.5b";
+const LONG_TESTS: &[&str] = &["--prefill", "16384", "--depth", "16384", "--decode", "32", "--sessions", ""];
+/// Which of llama.cpp's settings is the better one for a long prompt is found with a shorter one.
+const LONG_PROBE: &[&str] = &["--prefill", "4096", "--depth", "", "--sessions", ""];
+const FLASH_ATTENTION: [&str; 2] = ["on", "off"];
 
 #[derive(Debug, PartialEq)]
 struct Options {
+    long: bool,
     rounds: usize,
     threads: usize,
     models: Vec<String>,
+    files: Vec<PathBuf>,
     write: bool,
-    at_least: f64,
+    check: bool,
 }
 
 /// Measures, prints the tables, and writes them into the documents.
 pub(crate) fn run(args: &[String]) -> Result<()> {
-    if args.iter().any(|arg| arg == "--help" || arg == "-h") {
-        print!("{USAGE}");
-        return Ok(());
+    let Some(options) = parse(args)? else { return Ok(()) };
+    let models = chosen_models(&options)?;
+    let bench = Bench::build(&options)?;
+    let measured = models.iter().map(|(name, model)| {
+        if options.long { bench.measure_long(name, model) } else { bench.measure(name, model) }
+    });
+    let rows: Vec<Row> = measured.collect::<Result<_>>()?;
+
+    let reached = if options.long { long_targets(&rows) } else { targets(&rows) };
+    let how = format!("{}.\n\n{}", heading(&options, bench.peer.as_deref())?, Roofs::told(&rows));
+    let resources = resources_table(&rows);
+    let all = format!("{how}\n\n{}\n{resources}\n{}", rates_table(&rows, |_| true), targets_table(&reached));
+    println!("{all}");
+    if options.write && bench.peer.is_some() && options.models.is_empty() && options.files.is_empty() {
+        write(&options, &rows, &how, &all)?;
     }
-    let options = parse(args)?;
-    let peer = peer_python();
-    let names = if options.models.is_empty() {
-        models::MODELS.iter().map(|model| model.name.to_owned()).collect()
-    } else {
-        options.models.clone()
+    if options.check { check(&reached) } else { Ok(()) }
+}
+
+fn parse(args: &[String]) -> Result<Option<Options>> {
+    let (mut rounds, mut threads) = (None, None);
+    let mut parsed = Options {
+        long: false,
+        rounds: 3,
+        threads: 1,
+        models: Vec::new(),
+        files: Vec::new(),
+        write: true,
+        check: false,
     };
-    models::run(&names)?;
-    process::run(process::cargo().args([
-        "build",
-        "--release",
-        "--package",
-        "zllm-engine",
-        "--example",
-        "bench",
-    ]))?;
-    let ours = process::target_dir()?.join("release/examples/bench");
-
-    let folder = models::cache_dir()?;
-    let mut rows = Vec::new();
-    for name in &names {
-        let model = models::path_of(models::find(name)?, &folder);
-        rows.push(measure(name, &model, &ours, peer.as_deref(), &options)?);
+    let go_on = options::read(args, USAGE, |option, values| {
+        match option {
+            "--long" => parsed.long = true,
+            "--rounds" => rounds = Some(values.count()?),
+            "--threads" => threads = Some(values.count()?),
+            "--model" => parsed.models.push(models::find(values.text()?)?.name.to_owned()),
+            "--file" => parsed.files.push(std::path::absolute(values.text()?)?),
+            "--no-write" => parsed.write = false,
+            "--check" => parsed.check = true,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    })?;
+    parsed.rounds = rounds.unwrap_or(if parsed.long { 1 } else { 3 });
+    parsed.threads = threads.unwrap_or_else(report::physical_cores);
+    if parsed.check && !parsed.files.is_empty() {
+        bail!("--check: there are no targets for the models of --file");
     }
+    Ok(go_on.then_some(parsed))
+}
+
+/// Names and files of what is to be measured; they are fetched, and in memory.
+fn chosen_models(options: &Options) -> Result<Vec<(String, PathBuf)>> {
+    let names = if !options.models.is_empty() || !options.files.is_empty() {
+        options.models.clone()
+    } else if options.long {
+        vec![LONG_MODEL.to_owned()]
+    } else {
+        models::MODELS.iter().map(|model| model.name.to_owned()).collect()
+    };
+    let mut chosen = Vec::new();
+    if !names.is_empty() {
+        models::run(&names)?;
+        let folder = models::cache_dir()?;
+        for name in names {
+            let path = models::path_of(models::find(&name)?, &folder);
+            chosen.push((name, path));
+        }
+    }
+    for file in &options.files {
+        let name = file.file_stem().context("--file names no file")?.to_string_lossy().into_owned();
+        chosen.push((name, file.clone()));
+    }
+    for (_, path) in &chosen {
+        let mut file = File::open(path).with_context(|| path.display().to_string())?;
+        io::copy(&mut file, &mut io::sink())?;
+    }
+    Ok(chosen)
+}
+
+fn heading(options: &Options, peer: Option<&Path>) -> Result<String> {
     let (rounds, threads) = (options.rounds, options.threads);
-    let command = format!("cargo xtask bench --rounds {rounds} --threads {threads}");
-    let how =
-        format!("{}; {threads} threads; medians of {rounds} rounds; `{command}`.", machine(peer.as_deref())?);
-    let short = format!("{how}\n\n{}", rates_table(&rows));
-    let long = format!("{short}\n{}", resources_table(&rows));
-    println!("{long}");
-    if options.write && peer.is_some() && options.models.is_empty() {
-        for (name, text) in [("README.md", &short), ("docs/PERFORMANCE.md", &long)] {
-            let path = process::root().join(name);
-            let document = fs::read_to_string(&path).context(name)?;
-            fs::write(&path, spliced(&document, "bench", text).context(name)?)?;
-            println!("written to {name}");
-        }
-    }
-    check_ratios(&rows, options.at_least)
+    let long = if options.long { " --long" } else { "" };
+    let command = format!("cargo xtask bench{long} --rounds {rounds} --threads {threads}");
+    Ok(format!("{}; {threads} threads; medians of {rounds} rounds; `{command}`", report::machine(peer)?))
 }
 
-fn parse(args: &[String]) -> Result<Options> {
-    let mut options =
-        Options { rounds: 5, threads: physical_cores(), models: Vec::new(), write: true, at_least: 0.0 };
-    let mut args = args.iter();
-    while let Some(arg) = args.next() {
-        let mut value = || args.next().with_context(|| format!("{arg} needs a value"));
-        match arg.as_str() {
-            "--rounds" => options.rounds = value()?.parse().context("--rounds")?,
-            "--threads" => options.threads = value()?.parse().context("--threads")?,
-            "--model" => options.models.push(models::find(value()?)?.name.to_owned()),
-            "--no-write" => options.write = false,
-            "--at-least" => options.at_least = value()?.parse().context("--at-least")?,
-            _ => bail!("no option {arg:?}\n{USAGE}"),
-        }
+fn write(options: &Options, rows: &[Row], how: &str, all: &str) -> Result<()> {
+    if options.long {
+        return report::write("docs/PERFORMANCE.md", "bench --long", all);
     }
-    if options.rounds == 0 || options.threads == 0 {
-        bail!("--rounds and --threads must be at least 1");
-    }
-    Ok(options)
+    let short = format!("{how}\n\n{}", rates_table(rows, |test| targets::TESTS.contains(&test)));
+    report::write("README.md", "bench", &short)?;
+    report::write("docs/PERFORMANCE.md", "bench", all)
 }
 
-fn measure(name: &str, model: &Path, ours: &Path, peer: Option<&Path>, options: &Options) -> Result<Row> {
-    let script = process::root().join("xtask/peer/llama_cpp_bench.py");
-    let (mut our_runs, mut peer_runs) = (Vec::new(), [Vec::new(), Vec::new()]);
-    for round in 1..=options.rounds {
-        eprintln!("{name}: round {round} of {}", options.rounds);
-        let mut command = Command::new(ours);
-        command.arg(model).arg("--json");
-        our_runs.push(measured(&mut command, options)?);
-        if let Some(python) = peer {
-            for (runs, setting) in peer_runs.iter_mut().zip(["on", "off"]) {
-                let mut command = Command::new(python);
-                command.arg(&script).arg(model).args(["--flash-attn", setting]);
-                runs.push(measured(&mut command, options)?);
+struct Bench<'a> {
+    options: &'a Options,
+    ours: PathBuf,
+    roofs: PathBuf,
+    peer: Option<PathBuf>,
+}
+
+impl<'a> Bench<'a> {
+    fn build(options: &'a Options) -> Result<Self> {
+        for (package, example) in [("zllm-engine", "bench"), ("zllm-kernels", "roofs")] {
+            let build = ["build", "--release", "--package", package, "--example", example];
+            process::run(process::cargo().args(build))?;
+        }
+        let folder = process::target_dir()?.join("release/examples");
+        let (ours, roofs) = (folder.join("bench"), folder.join("roofs"));
+        process::catch_signals()?;
+        Ok(Self { options, ours, roofs, peer: report::peer_python() })
+    }
+
+    /// All tests in every round, the programs in turns.
+    fn measure(&self, name: &str, model: &Path) -> Result<Row> {
+        let mut row = Row::new(name, self.roofs()?);
+        row.peer = vec![Vec::new(); if self.peer.is_some() { FLASH_ATTENTION.len() } else { 0 }];
+        for round in 1..=self.options.rounds {
+            eprintln!("{name}: round {round} of {}", self.options.rounds);
+            row.ours.push(self.our_run(model, TESTS)?);
+            for (runs, flash_attention) in row.peer.iter_mut().zip(FLASH_ATTENTION) {
+                runs.push(self.peer_run(model, flash_attention, &[TESTS, PEER_BATCHES].concat())?);
             }
         }
+        row.roofs.push(self.roofs()?);
+        Ok(row)
     }
-    let peer = peer.map(|_| Median::of(&peer_runs[0]).better(&Median::of(&peer_runs[1])));
-    Ok(Row { model: name.to_owned(), ours: Median::of(&our_runs), peer })
-}
 
-/// Runs one program, which prints one JSON object.
-fn measured(command: &mut Command, options: &Options) -> Result<Run> {
-    command.args(["--prefill", &PREFILL_TOKENS.to_string(), "--decode", &DECODE_TOKENS.to_string()]);
-    command.args(["--threads", &options.threads.to_string(), "--repeat", &REPEAT.to_string()]);
-    let output =
-        command.stderr(Stdio::inherit()).output().with_context(|| format!("could not start {command:?}"))?;
-    if !output.status.success() {
-        bail!("{command:?}: {}", output.status);
+    /// The long prompt; llama.cpp's with the setting that is the better one at a quarter of its length.
+    fn measure_long(&self, name: &str, model: &Path) -> Result<Row> {
+        let mut row = Row::new(name, self.roofs()?);
+        let mut probes = Vec::new();
+        if self.peer.is_some() {
+            eprintln!("{name}: which setting of llama.cpp is the better one");
+            for flash_attention in FLASH_ATTENTION {
+                let run = self.peer_run(model, flash_attention, LONG_PROBE)?;
+                probes.push((run.rate("prefill 4096").context("no probe")?, flash_attention));
+            }
+            row.peer.push(Vec::new());
+        }
+        let better = probes.iter().max_by(|a, b| a.0.total_cmp(&b.0));
+        for round in 1..=self.options.rounds {
+            eprintln!("{name}: a long prompt, round {round} of {}", self.options.rounds);
+            row.ours.push(self.our_run(model, LONG_TESTS)?);
+            if let Some((_, flash_attention)) = better {
+                row.peer[0].push(self.peer_run(model, flash_attention, LONG_TESTS)?);
+            }
+        }
+        row.roofs.push(self.roofs()?);
+        Ok(row)
     }
-    Run::parse(&String::from_utf8_lossy(&output.stdout)).with_context(|| format!("{command:?}"))
-}
 
-/// The Python that has llama.cpp.
-pub(crate) fn peer_python() -> Option<PathBuf> {
-    std::env::var_os("ZLLM_PEER_PYTHON").filter(|value| !value.is_empty()).map(PathBuf::from)
-}
-
-/// The document with what stands between the two markers of `cargo xtask COMMAND` replaced.
-pub(crate) fn spliced(document: &str, command: &str, text: &str) -> Result<String> {
-    let [begin, end] = ["begin", "end"].map(|place| format!("<!-- cargo xtask {command}: {place} -->"));
-    let (before, rest) = document.split_once(&begin).with_context(|| format!("no line {begin}"))?;
-    let (_, after) = rest.split_once(&end).with_context(|| format!("no line {end}"))?;
-    Ok(format!("{before}{begin}\n\n{}\n\n{end}{after}", text.trim()))
-}
-
-/// CPU, commit and peer in one line.
-pub(crate) fn machine(peer: Option<&Path>) -> Result<String> {
-    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let cpu = field(&cpuinfo, "model name").next().unwrap_or("unknown CPU").to_owned();
-    let commit =
-        Command::new("git").args(["rev-parse", "--short", "HEAD"]).current_dir(process::root()).output()?;
-    let commit = String::from_utf8_lossy(&commit.stdout).trim().to_owned();
-    let Some(python) = peer else { return Ok(format!("{cpu}; zllm {commit}")) };
-    let ask = ["-c", "import llama_cpp; print(llama_cpp.__version__)"];
-    let version = Command::new(python).args(ask).output().context("ZLLM_PEER_PYTHON")?;
-    if !version.status.success() {
-        bail!("ZLLM_PEER_PYTHON has no llama_cpp: {}", String::from_utf8_lossy(&version.stderr).trim());
+    fn our_run(&self, model: &Path, tests: &[&str]) -> Result<Run> {
+        let mut command = Command::new(&self.ours);
+        self.finished(command.arg(model).arg("--json").args(tests))
     }
-    let version = String::from_utf8_lossy(&version.stdout).trim().to_owned();
-    Ok(format!("{cpu}; zllm {commit}; llama.cpp of llama-cpp-python {version}"))
-}
 
-/// Cores, not hyper-threads: a second thread on a core brings these kernels nothing.
-pub(crate) fn physical_cores() -> usize {
-    let allowed = std::thread::available_parallelism().map_or(1, usize::from);
-    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let cores: BTreeSet<_> = field(&cpuinfo, "physical id").zip(field(&cpuinfo, "core id")).collect();
-    if cores.is_empty() { allowed } else { cores.len().min(allowed) }
-}
+    fn peer_run(&self, model: &Path, flash_attention: &str, tests: &[&str]) -> Result<Run> {
+        let mut command = Command::new(self.peer.as_ref().context("ZLLM_PEER_PYTHON")?);
+        command.arg(process::root().join("xtask/peer/llama_cpp_bench.py")).arg(model);
+        self.finished(command.args(["--flash-attn", flash_attention]).args(tests))
+    }
 
-fn field<'a>(cpuinfo: &'a str, key: &str) -> impl Iterator<Item = &'a str> {
-    cpuinfo.lines().filter_map(move |line| {
-        let (name, value) = line.split_once(':')?;
-        (name.trim() == key).then_some(value.trim())
-    })
+    fn finished(&self, command: &mut Command) -> Result<Run> {
+        command.args(["--threads", &self.options.threads.to_string()]);
+        Run::parse(&process::json(command)?).with_context(|| format!("{command:?}"))
+    }
+
+    fn roofs(&self) -> Result<Roofs> {
+        Roofs::parse(&process::json(Command::new(&self.roofs).arg(self.options.threads.to_string()))?)
+    }
 }
 
 #[cfg(test)]
@@ -193,22 +235,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_stands_between_the_markers_changes() {
-        let [begin, end] = ["<!-- cargo xtask bench: begin -->", "<!-- cargo xtask bench: end -->"];
-        let document = format!("# P\n{begin}\nold\n{end}\nrest\n");
-        let wanted = format!("# P\n{begin}\n\nnew\n\n{end}\nrest\n");
-        assert_eq!(spliced(&document, "bench", "new\n").unwrap(), wanted);
-        assert!(spliced(&document, "perplexity", "new").is_err());
-        assert!(spliced(&format!("# P\n{begin}\n"), "bench", "new").is_err());
-    }
-
-    #[test]
-    fn wrong_options_are_refused() {
+    fn options_that_cannot_work_are_refused() {
         let parsed = |args: &[&str]| parse(&args.iter().map(ToString::to_string).collect::<Vec<_>>());
-        assert_eq!(parsed(&["--rounds", "3", "--model", "gemma3-270m"]).unwrap().models, ["gemma3-270m"]);
-        for bad in
-            [&["--rounds"][..], &["--rounds", "0"], &["--rounds", "x"], &["--model", "gpt"], &["--fast"]]
-        {
+        let options = parsed(&["--rounds", "2", "--model", "gemma3-270m"]).unwrap().unwrap();
+        assert_eq!((options.rounds, options.models), (2, vec!["gemma3-270m".to_owned()]));
+        assert_eq!(parsed(&["--long"]).unwrap().unwrap().rounds, 1);
+        for bad in [&["--model", "gpt"][..], &["--file", "/x.gguf", "--check"], &["--at-least", "1"]] {
             assert!(parsed(bad).is_err(), "{bad:?}");
         }
     }

@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use self::figures::{Cost, Rates, Sample, Way, check, cost_table, tiers_table};
 use crate::running_daemon::{Profile, Programs, RunningDaemon};
-use crate::{bench, clock, models, perplexity, process};
+use crate::{clock, models, options, perplexity, process, report};
 
 const USAGE: &str = "usage: cargo xtask kv-bench [--rounds N] [--pairs N] [--no-write]
 
@@ -36,11 +36,7 @@ const COST_PROMPTS: usize = 5;
 
 /// Measures, prints the tables, writes them into the document, and fails when a limit is passed.
 pub(crate) fn run(args: &[String]) -> Result<()> {
-    if args.iter().any(|arg| arg == "--help" || arg == "-h") {
-        print!("{USAGE}");
-        return Ok(());
-    }
-    let options = parse(args)?;
+    let Some(options) = parse(args)? else { return Ok(()) };
     process::catch_signals()?;
     models::run(&[MODEL.to_owned()])?;
     let bench = Bench {
@@ -51,47 +47,40 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     let samples = bench.tiers(options.rounds)?;
     eprintln!("{}", tiers_table(&samples));
     let costs = bench.costs(options.pairs)?;
-    let machine = bench::machine(None)?;
+    let machine = report::machine(None)?;
     let (rounds, pairs) = (options.rounds, options.pairs);
     let text = format!(
         "{machine}; {} threads; `cargo xtask kv-bench --rounds {rounds} --pairs {pairs}`.\n\n{}\n{}",
-        bench::physical_cores(),
+        report::physical_cores(),
         tiers_table(&samples),
         cost_table(&costs)
     );
     println!("{text}");
     if options.write {
-        let path = process::root().join("docs/PERFORMANCE.md");
-        let document = fs::read_to_string(&path)?;
-        fs::write(&path, bench::spliced(&document, "kv-bench", &text)?)?;
-        println!("written to docs/PERFORMANCE.md");
+        report::write("docs/PERFORMANCE.md", "kv-bench", &text)?;
     }
     check(&samples, &costs)
 }
 
-#[derive(Debug, PartialEq)]
+#[derive(Debug)]
 struct Options {
     rounds: usize,
     pairs: usize,
     write: bool,
 }
 
-fn parse(args: &[String]) -> Result<Options> {
-    let mut options = Options { rounds: 5, pairs: 7, write: true };
-    let mut args = args.iter();
-    while let Some(arg) = args.next() {
-        let mut value = || args.next().with_context(|| format!("{arg} needs a value"));
-        match arg.as_str() {
-            "--rounds" => options.rounds = value()?.parse().context("--rounds")?,
-            "--pairs" => options.pairs = value()?.parse().context("--pairs")?,
-            "--no-write" => options.write = false,
-            _ => bail!("no option {arg:?}\n{USAGE}"),
+fn parse(args: &[String]) -> Result<Option<Options>> {
+    let mut parsed = Options { rounds: 5, pairs: 7, write: true };
+    let go_on = options::read(args, USAGE, |option, values| {
+        match option {
+            "--rounds" => parsed.rounds = values.count()?,
+            "--pairs" => parsed.pairs = values.count()?,
+            "--no-write" => parsed.write = false,
+            _ => return Ok(false),
         }
-    }
-    if options.rounds == 0 || options.pairs == 0 {
-        bail!("--rounds and --pairs must be at least 1");
-    }
-    Ok(options)
+        Ok(true)
+    })?;
+    Ok(go_on.then_some(parsed))
 }
 
 struct Bench {
@@ -302,19 +291,4 @@ fn rates(daemon: &RunningDaemon, prompts: &[PathBuf]) -> Result<Rates> {
         decode_ms += answered.number("decode_ms")?;
     }
     Ok(Rates { prefill: 1e3 * computed / prefill_ms, decode: 1e3 * drawn / decode_ms })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn wrong_options_are_refused() {
-        let parsed = |args: &[&str]| parse(&args.iter().map(ToString::to_string).collect::<Vec<_>>());
-        let expected = Options { rounds: 3, pairs: 9, write: false };
-        assert_eq!(parsed(&["--rounds", "3", "--pairs", "9", "--no-write"]).unwrap(), expected);
-        for bad in [&["--rounds"][..], &["--rounds", "0"], &["--pairs", "x"], &["--fast"]] {
-            assert!(parsed(bad).is_err(), "{bad:?}");
-        }
-    }
 }

@@ -9,11 +9,14 @@ mod bench;
 mod canaries;
 mod ci;
 mod clock;
+mod figures;
 mod kv_bench;
 mod models;
+mod options;
 mod perplexity;
 mod process;
 mod quickstart;
+mod report;
 mod running_daemon;
 mod serve_bench;
 mod test;
@@ -32,7 +35,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   tidy               arrows between crates, file headers, line budgets, `unsafe` only in kernels, no leaks
   canaries           prove that every ban of clippy.toml and every denied lint is caught
   models [NAME..]    fetch the test models into the cache and check their sha256
-  bench [ARGS]       prefill and decode beside llama.cpp; `cargo xtask bench --help` lists ARGS
+  bench [ARGS]       prefill, decode and many sessions beside llama.cpp and the roofs; `cargo xtask bench --help` lists ARGS
   kv-bench [ARGS]    time to the first token from each tier, and what the KV store costs; `--help` lists ARGS
   serve-bench [ARGS] many sessions at once, beside llama.cpp, and while a long prompt arrives; `--help` lists ARGS
   perplexity         the test models on this project's documentation, beside llama.cpp; needs ZLLM_PEER_PYTHON

@@ -7,11 +7,11 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::bench::{machine, peer_python, physical_cores, spliced};
+use crate::report::{self, machine, peer_python, physical_cores};
 use crate::{models, process};
 
 const TOKENS: &str = "20000";
@@ -56,8 +56,7 @@ pub(crate) fn run() -> Result<()> {
         }
     }
     println!("{table}");
-    let path = process::root().join("docs/PERFORMANCE.md");
-    fs::write(&path, spliced(&fs::read_to_string(&path)?, "perplexity", &table)?)?;
+    report::write("docs/PERFORMANCE.md", "perplexity", &table)?;
     if outside.is_empty() {
         Ok(())
     } else {
@@ -67,12 +66,7 @@ pub(crate) fn run() -> Result<()> {
 
 /// Runs one side; the tokens it scored and their perplexity.
 fn measured(command: &mut Command) -> Result<(u64, f64)> {
-    let output =
-        command.stderr(Stdio::inherit()).output().with_context(|| format!("could not start {command:?}"))?;
-    if !output.status.success() {
-        bail!("{command:?}: {}", output.status);
-    }
-    let result: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    let result = process::json(command)?;
     let scored = result["scored"].as_u64().context("no \"scored\"")?;
     Ok((scored, result["perplexity"].as_f64().context("no \"perplexity\"")?))
 }

@@ -1,7 +1,7 @@
 //! Running other programs: paths of the workspace, `cargo`, and waiting in a way that a Ctrl-C can end.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde_json::Value;
 
 /// How often a waiting xtask looks at its child and at the signals.
 pub(crate) const POLL: Duration = Duration::from_millis(20);
@@ -50,6 +51,25 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
         bail!("`{shown}` failed: {status}");
     }
     Ok(())
+}
+
+/// Runs a program to its end; gives what it prints on stdout, and fails when it failed.
+pub(crate) fn printed(command: &mut Command) -> Result<String> {
+    check_interrupted()?;
+    let shown = shown(command);
+    let output = command.stderr(Stdio::inherit()).output();
+    let output = output.with_context(|| format!("could not start `{shown}`"))?;
+    check_interrupted()?;
+    if !output.status.success() {
+        bail!("`{shown}` failed: {}", output.status);
+    }
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+/// The same of a program that prints JSON.
+pub(crate) fn json(command: &mut Command) -> Result<Value> {
+    let text = printed(command)?;
+    serde_json::from_str(&text).with_context(|| format!("`{}` printed no JSON: {text:?}", shown(command)))
 }
 
 /// Waits for the child. When a signal for xtask arrives first, the child gets a SIGTERM and this is an error.
@@ -121,6 +141,10 @@ mod tests {
     fn a_failing_program_is_an_error_that_names_it() {
         run(&mut Command::new("true")).expect("true succeeds");
         let error = run(&mut Command::new("false")).expect_err("false fails").to_string();
+        assert!(error.starts_with("`false` failed"), "{error}");
+        assert_eq!(json(Command::new("echo").arg("[1, 2]")).unwrap()[1], 2);
+        assert!(json(Command::new("echo").arg("fast")).is_err());
+        let error = json(&mut Command::new("false")).expect_err("false fails").to_string();
         assert!(error.starts_with("`false` failed"), "{error}");
         let error = run(&mut Command::new("no-such-program-of-ours")).expect_err("not there").to_string();
         assert!(error.contains("no-such-program-of-ours"), "{error}");

@@ -7,16 +7,14 @@
 
 mod figures;
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::PathBuf;
+use std::process::Command;
 
-use anyhow::{Context, Result, bail};
-use serde_json::Value;
+use anyhow::{Context, Result};
 
 use self::figures::{Gaps, Load, PACE, Row, SESSIONS, check_gaps, check_rates, gaps_table, rates_table};
 use crate::running_daemon::{Profile, Programs, RunningDaemon};
-use crate::{bench, models, process};
+use crate::{models, options, process, report};
 
 const USAGE: &str = "usage: cargo xtask serve-bench [--rounds N] [--threads N] [--no-write]
 
@@ -28,9 +26,8 @@ ZLLM_PEER_PYTHON names a Python that has llama-cpp-python (built from source, so
 without it ours is measured alone, nothing is written, and the command fails.
 ";
 const MODEL: &str = "qwen2.5-coder-0.5b";
-/// Tokens that each session decodes; llama.cpp's sequences have a prompt first that is as long as ours about.
+/// Tokens that each session decodes; llama.cpp's sequences have a prompt first that is about as long as ours.
 const DECODE_TOKENS: usize = 128;
-const PROMPT_TOKENS: usize = 8;
 /// The prompt that arrives, and how many tokens each session has had by then.
 const ARRIVING_TOKENS: usize = 2000;
 const ARRIVES_AFTER: usize = 100;
@@ -39,11 +36,7 @@ const LONG_DECODE_TOKENS: usize = 1500;
 
 /// Measures, prints the tables, writes them into the document, and fails when a limit is passed.
 pub(crate) fn run(args: &[String]) -> Result<()> {
-    if args.iter().any(|arg| arg == "--help" || arg == "-h") {
-        print!("{USAGE}");
-        return Ok(());
-    }
-    let options = parse(args)?;
+    let Some(options) = parse(args)? else { return Ok(()) };
     process::catch_signals()?;
     models::run(&[MODEL.to_owned()])?;
     let bench = Bench::build(&options)?;
@@ -51,44 +44,37 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     eprintln!("{}", rates_table(&rows));
     let (bounded, unbounded) = bench.arrivals()?;
     let (rounds, threads) = (options.rounds, options.threads);
-    let machine = bench::machine(bench.peer.as_deref())?;
+    let machine = report::machine(bench.peer.as_deref())?;
     let command = format!("cargo xtask serve-bench --rounds {rounds} --threads {threads}");
     let tables = format!("{}\n{}", rates_table(&rows), gaps_table(&bounded, &unbounded));
     let text = format!("{machine}; {MODEL}; {threads} threads; `{command}`.\n\n{tables}");
     println!("{text}");
     if options.write && bench.peer.is_some() {
-        let path = process::root().join("docs/PERFORMANCE.md");
-        let document = fs::read_to_string(&path)?;
-        fs::write(&path, bench::spliced(&document, "serve-bench", &text)?)?;
-        println!("written to docs/PERFORMANCE.md");
+        report::write("docs/PERFORMANCE.md", "serve-bench", &text)?;
     }
     check_rates(&rows)?;
     check_gaps(&bounded)
 }
 
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 struct Options {
     rounds: usize,
     threads: usize,
     write: bool,
 }
 
-fn parse(args: &[String]) -> Result<Options> {
-    let mut options = Options { rounds: 5, threads: bench::physical_cores(), write: true };
-    let mut args = args.iter();
-    while let Some(arg) = args.next() {
-        let mut value = || args.next().with_context(|| format!("{arg} needs a value"));
-        match arg.as_str() {
-            "--rounds" => options.rounds = value()?.parse().context("--rounds")?,
-            "--threads" => options.threads = value()?.parse().context("--threads")?,
-            "--no-write" => options.write = false,
-            _ => bail!("no option {arg:?}\n{USAGE}"),
+fn parse(args: &[String]) -> Result<Option<Options>> {
+    let mut parsed = Options { rounds: 5, threads: report::physical_cores(), write: true };
+    let go_on = options::read(args, USAGE, |option, values| {
+        match option {
+            "--rounds" => parsed.rounds = values.count()?,
+            "--threads" => parsed.threads = values.count()?,
+            "--no-write" => parsed.write = false,
+            _ => return Ok(false),
         }
-    }
-    if options.rounds == 0 || options.threads == 0 {
-        bail!("--rounds and --threads must be at least 1");
-    }
-    Ok(options)
+        Ok(true)
+    })?;
+    Ok(go_on.then_some(parsed))
 }
 
 struct Bench {
@@ -110,7 +96,7 @@ impl Bench {
             programs,
             load: process::target_dir()?.join("release/examples/serve_load"),
             model: models::path_of(models::find(MODEL)?, &models::cache_dir()?),
-            peer: bench::peer_python(),
+            peer: report::peer_python(),
         })
     }
 
@@ -173,51 +159,22 @@ impl Bench {
         let mut load = Command::new(&self.load);
         load.arg("--socket").arg(daemon.socket()).args(["--model", MODEL]).args(more);
         load.args(["--sessions", &sessions.to_string(), "--tokens", &tokens.to_string()]);
-        let text = printed(&mut load).with_context(|| daemon.log_tail())?;
+        let text = process::printed(&mut load).with_context(|| daemon.log_tail())?;
         Load::parse(&text)
     }
 
     /// llama.cpp's tokens per second with so many sequences in one batch.
     fn peer_rate(&self, sequences: usize, flash_attention: &str) -> Result<f64> {
         process::check_interrupted()?;
-        let script: &Path = &process::root().join("xtask/peer/llama_cpp_batch.py");
         let mut python = Command::new(self.peer.as_ref().context("ZLLM_PEER_PYTHON")?);
-        python.arg(script).arg(&self.model).args(["--flash-attn", flash_attention]);
+        python.arg(process::root().join("xtask/peer/llama_cpp_bench.py")).arg(&self.model);
+        python.args(["--flash-attn", flash_attention, "--prefill", "", "--depth", ""]);
         let threads = self.options.threads;
-        for (option, value) in [
-            ("--sequences", sequences),
-            ("--prompt", PROMPT_TOKENS),
-            ("--decode", DECODE_TOKENS),
-            ("--threads", threads),
-        ] {
+        for (option, value) in [("--sessions", sequences), ("--steps", DECODE_TOKENS), ("--threads", threads)]
+        {
             python.args([option, &value.to_string()]);
         }
-        let object: Value = serde_json::from_str(&printed(&mut python)?)?;
-        object["tokens_per_s"].as_f64().filter(|rate| *rate > 0.0).context("llama.cpp's side told no rate")
-    }
-}
-
-/// What a program prints on stdout.
-fn printed(command: &mut Command) -> Result<String> {
-    let output = command.stderr(Stdio::inherit()).output();
-    let output = output.with_context(|| format!("could not start {command:?}"))?;
-    if !output.status.success() {
-        bail!("{command:?}: {}", output.status);
-    }
-    Ok(String::from_utf8(output.stdout)?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn wrong_options_are_refused() {
-        let parsed = |args: &[&str]| parse(&args.iter().map(ToString::to_string).collect::<Vec<_>>());
-        let expected = Options { rounds: 3, threads: 2, write: false };
-        assert_eq!(parsed(&["--rounds", "3", "--threads", "2", "--no-write"]).unwrap(), expected);
-        for bad in [&["--rounds"][..], &["--rounds", "0"], &["--threads", "x"], &["--fast"]] {
-            assert!(parsed(bad).is_err(), "{bad:?}");
-        }
+        let rate = process::json(&mut python)?["tests"][format!("{sequences} sessions")].as_f64();
+        rate.filter(|rate| *rate > 0.0).context("llama.cpp's side told no rate")
     }
 }

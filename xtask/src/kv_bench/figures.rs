@@ -2,6 +2,8 @@
 
 use anyhow::{Result, bail};
 
+use crate::figures::{median, or_dash, quantile};
+
 /// Where the keys and values of the prompt are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
@@ -91,13 +93,12 @@ pub(super) fn tiers_table(samples: &[Sample]) -> String {
         .to_owned();
     for way in WAYS {
         let seen = of(samples, way, |sample| sample.seen_ms);
-        let (own, limit) = (middle(&of(samples, way, |sample| sample.own_ms)), way.limit_ms());
-        let slowest = seen.last().copied().unwrap_or_default();
-        let limit = limit.map_or("–".to_owned(), |limit| format!("{limit:.0}"));
+        let (own, slowest) = (median(&of(samples, way, |sample| sample.own_ms)), quantile(&seen, 1.0));
+        let limit = or_dash(way.limit_ms().map(|limit| format!("{limit:.0}")));
         text.push_str(&format!(
             "| {} | {:.1} | {slowest:.1} | {own:.1} | {limit} | {} |\n",
             way.in_words(),
-            middle(&seen),
+            median(&seen),
             way.peer()
         ));
     }
@@ -111,13 +112,15 @@ pub(super) fn cost_table(costs: &[Cost]) -> String {
          |---|---:|---:|---:|---|\n"
             .to_owned();
     for (name, rate) in RATES {
-        let rates = |side: fn(&Cost) -> Rates| middle(&sorted(costs.iter().map(|cost| rate(&side(cost)))));
+        let rates = |side: fn(&Cost) -> Rates| {
+            median(&costs.iter().map(|cost| rate(&side(cost))).collect::<Vec<_>>())
+        };
         let each: Vec<String> = percents(costs, rate).iter().map(|cost| format!("{cost:.1}")).collect();
         text.push_str(&format!(
             "| {name} | {:.1} | {:.1} | {:.2} % | {} |\n",
             rates(|cost| cost.with),
             rates(|cost| cost.without),
-            middle(&sorted(percents(costs, rate).into_iter())),
+            median(&percents(costs, rate)),
             each.join(", ")
         ));
     }
@@ -127,13 +130,13 @@ pub(super) fn cost_table(costs: &[Cost]) -> String {
 /// Fails when a median is over its limit.
 pub(super) fn check(samples: &[Sample], costs: &[Cost]) -> Result<()> {
     for way in WAYS {
-        let seen = middle(&of(samples, way, |sample| sample.seen_ms));
+        let seen = median(&of(samples, way, |sample| sample.seen_ms));
         if let Some(limit) = way.limit_ms().filter(|limit| seen > *limit) {
             bail!("{}: the first token came after {seen:.1} ms, {limit} are allowed", way.in_words());
         }
     }
     for (name, rate) in RATES {
-        let cost = middle(&sorted(percents(costs, rate).into_iter()));
+        let cost = median(&percents(costs, rate));
         if cost > MOST_COST {
             bail!("the store costs {cost:.2} % of {name}, {MOST_COST} % are allowed");
         }
@@ -150,19 +153,7 @@ fn percents(costs: &[Cost], rate: Rate) -> Vec<f64> {
 }
 
 fn of(samples: &[Sample], way: Way, figure: fn(&Sample) -> f64) -> Vec<f64> {
-    sorted(samples.iter().filter(|sample| sample.way == way).map(figure))
-}
-
-fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values
-}
-
-/// The median.
-fn middle(sorted: &[f64]) -> f64 {
-    let (low, high) = (sorted[(sorted.len() - 1) / 2], sorted[sorted.len() / 2]);
-    low.midpoint(high)
+    samples.iter().filter(|sample| sample.way == way).map(figure).collect()
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use crate::figures::{self, median, or_dash, quantile, spread};
+
 /// How many sessions decode at once.
 pub(super) const SESSIONS: [usize; 4] = [1, 2, 4, 8];
 /// Ours over llama.cpp's with eight at once, at least.
@@ -109,7 +111,7 @@ pub(super) fn rates_table(rows: &[Row]) -> String {
         let peer = row.best_peer();
         let [rate, spread] = [median(&row.ours), spread(&row.ours)];
         let peer_rate = or_dash(peer.map(|runs| format!("{:.1}", median(runs))));
-        let peer_spread = or_dash(peer.map(|runs| format!("{:.2}", self::spread(runs))));
+        let peer_spread = or_dash(peer.map(|runs| format!("{:.2}", figures::spread(runs))));
         let ratio = or_dash(row.ratio().map(|ratio| format!("{ratio:.2}")));
         let sessions = row.sessions;
         text.push_str(&format!(
@@ -163,33 +165,6 @@ fn limit(bounded: &Gaps) -> f64 {
     PACE * quantile(&bounded.quiet, 0.99)
 }
 
-/// The smallest of the values that at least this part of them does not exceed.
-fn quantile(values: &[f64], part: f64) -> f64 {
-    let sorted = sorted(values);
-    let rank = (part * sorted.len() as f64).ceil() as usize;
-    sorted[rank.clamp(1, sorted.len()) - 1]
-}
-
-fn median(values: &[f64]) -> f64 {
-    let sorted = sorted(values);
-    sorted[(sorted.len() - 1) / 2].midpoint(sorted[sorted.len() / 2])
-}
-
-fn spread(values: &[f64]) -> f64 {
-    let sorted = sorted(values);
-    sorted[sorted.len() - 1] / sorted[0]
-}
-
-fn sorted(values: &[f64]) -> Vec<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted
-}
-
-fn or_dash(value: Option<String>) -> String {
-    value.unwrap_or_else(|| "–".to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -214,14 +189,6 @@ mod tests {
             (gaps.quiet, gaps.busy, gaps.first_token_ms),
             (vec![5.0, 10.0], vec![25.0, 5.0], vec![29.0])
         );
-    }
-
-    #[test]
-    fn quantiles_are_values_that_were_seen() {
-        let values: Vec<f64> = (1..=200).map(f64::from).collect();
-        assert_eq!([0.5, 0.99, 1.0].map(|part| quantile(&values, part)), [100.0, 198.0, 200.0]);
-        assert_eq!(quantile(&[7.0], 0.99), 7.0);
-        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
     }
 
     fn rows(ours: f64) -> Vec<Row> {
