@@ -36,6 +36,8 @@ mod accuracy;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "half of it is for vectors"))]
+mod codes;
 #[cfg(target_arch = "x86_64")]
 mod floats;
 mod layout;
@@ -44,7 +46,9 @@ mod pack;
 mod panel;
 mod rows;
 mod scalar;
-#[cfg(target_arch = "x86_64")]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "half of it is for vectors"))]
+mod scales;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "nothing implements it"))]
 mod simd;
 #[cfg(target_arch = "x86_64")]
 mod source;

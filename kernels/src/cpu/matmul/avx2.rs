@@ -85,6 +85,32 @@ pub(super) fn quantise(input: &[f32], out: Quantised<'_>) {
 #[derive(Clone, Copy)]
 pub(super) struct Avx2;
 
+/// How far a vector is shifted.
+///
+/// # Safety
+/// As for [`Simd`].
+#[inline(always)]
+pub(super) unsafe fn count(bits: usize) -> __m128i {
+    // SAFETY: every x86-64 has it.
+    unsafe { _mm_cvtsi64_si128(bits as i64) }
+}
+
+/// Moves bit `from` of each byte to bit `to`.
+///
+/// # Safety
+/// As for [`Simd`].
+#[inline(always)]
+unsafe fn moved(codes: __m256i, from: usize, to: usize) -> __m256i {
+    // SAFETY: as the caller promises.
+    unsafe {
+        if from >= to {
+            _mm256_srl_epi16(codes, count(from - to))
+        } else {
+            _mm256_sll_epi16(codes, count(to - from))
+        }
+    }
+}
+
 /// Defines trait methods of single expressions.
 macro_rules! methods {
     ($(fn $name:ident($($arg:ident: $type:ty),*) $(-> $ret:ty)? = $body:expr;)*) => {$(
@@ -105,6 +131,7 @@ impl Simd for Avx2 {
     type Ints = __m256i;
     type Partial = __m256i;
     type Floats = __m256;
+    type LaneBytes = __m128i;
 
     #[inline(always)]
     fn quads_between_settles(largest: usize) -> usize {
@@ -114,9 +141,9 @@ impl Simd for Avx2 {
     methods! {
         fn load_codes(from: *const u8) -> __m256i = _mm256_loadu_si256(from.cast());
         fn store_codes(to: *mut u8, codes: __m256i) = _mm256_storeu_si256(to.cast(), codes);
-        fn low_nibbles(codes: __m256i) -> __m256i = _mm256_and_si256(codes, _mm256_set1_epi8(15));
-        fn high_nibbles(codes: __m256i) -> __m256i =
-            _mm256_and_si256(_mm256_srli_epi16(codes, 4), _mm256_set1_epi8(15));
+        fn bits(codes: __m256i, from: usize, to: usize, mask: u8) -> __m256i =
+            _mm256_and_si256(moved(codes, from, to), _mm256_set1_epi8(mask.cast_signed()));
+        fn or_bits(codes: __m256i, high: __m256i, from: usize, to: usize, mask: u8) -> __m256i = _mm256_or_si256(codes, Self::bits(high, from, to, mask));
         fn add_fifth_bits(nibbles: __m256i, bits: *const u8) -> __m256i = {
             // Byte i of the word to bytes 8i.., then each byte keeps its own bit.
             let spread = _mm256_set_epi64x(
@@ -129,15 +156,6 @@ impl Simd for Avx2 {
             let word = _mm256_set1_epi32(bits.cast::<i32>().read_unaligned());
             let set = _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(word, spread), own), own);
             _mm256_or_si256(nibbles, _mm256_and_si256(set, _mm256_set1_epi8(16)))
-        };
-        fn add_high_bits(nibbles: __m256i, high: __m256i, field: usize) -> __m256i = {
-            let placed = match field {
-                0 => _mm256_slli_epi16(high, 4),
-                1 => _mm256_slli_epi16(high, 2),
-                2 => high,
-                _ => _mm256_srli_epi16(high, 2),
-            };
-            _mm256_or_si256(nibbles, _mm256_and_si256(placed, _mm256_set1_epi8(0x30)))
         };
         fn look_up(table: &[u8; 16], codes: __m256i) -> __m256i = _mm256_shuffle_epi8(
             _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())),
@@ -173,6 +191,11 @@ impl Simd for Avx2 {
         fn mul(a: __m256, b: __m256) -> __m256 = _mm256_mul_ps(a, b);
         fn fma(a: __m256, b: __m256, c: __m256) -> __m256 = _mm256_fmadd_ps(a, b, c);
         fn load_lane_bytes(from: *const u8) -> __m128i = _mm_loadl_epi64(from.cast());
+        fn lane_bits(bytes: __m128i, from: usize, to: usize, mask: u8) -> __m128i = {
+            let moved = _mm_sll_epi16(_mm_srl_epi16(bytes, count(from)), count(to));
+            _mm_and_si128(moved, _mm_set1_epi8(mask.cast_signed()))
+        };
+        fn lane_or(a: __m128i, b: __m128i) -> __m128i = _mm_or_si128(a, b);
         fn unsigned_bytes(bytes: __m128i) -> __m256 = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
         fn signed_bytes(bytes: __m128i) -> __m256 = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
     }

@@ -1,7 +1,9 @@
 //! AVX-512 with VNNI: 16 rows a vector, `vpdpbusd` adds four products a lane to an i32.
 
 use super::{
-    GroupJob, avx2, floats,
+    GroupJob,
+    avx2::{self, count},
+    floats,
     layout::{Codes, Format, QUADS, with_format},
     panel::with_panel,
     rows::{Quantised, quantise_plain},
@@ -64,6 +66,22 @@ pub(super) fn quantise(input: &[f32], out: Quantised<'_>) {
 #[derive(Clone, Copy)]
 pub(super) struct Avx512;
 
+/// Moves bit `from` of each byte to bit `to`.
+///
+/// # Safety
+/// As for [`Simd`].
+#[inline(always)]
+unsafe fn moved(codes: __m512i, from: usize, to: usize) -> __m512i {
+    // SAFETY: as the caller promises.
+    unsafe {
+        if from >= to {
+            _mm512_srl_epi16(codes, count(from - to))
+        } else {
+            _mm512_sll_epi16(codes, count(to - from))
+        }
+    }
+}
+
 /// Defines trait methods of single expressions.
 macro_rules! methods {
     ($(fn $name:ident($($arg:ident: $type:ty),*) $(-> $ret:ty)? = $body:expr;)*) => {$(
@@ -84,6 +102,7 @@ impl Simd for Avx512 {
     type Ints = __m512i;
     type Partial = ();
     type Floats = __m512;
+    type LaneBytes = __m128i;
 
     // The ints take every product at once.
     #[inline(always)]
@@ -98,25 +117,19 @@ impl Simd for Avx512 {
     methods! {
         fn load_codes(from: *const u8) -> __m512i = _mm512_loadu_si512(from.cast());
         fn store_codes(to: *mut u8, codes: __m512i) = _mm512_storeu_si512(to.cast(), codes);
-        fn low_nibbles(codes: __m512i) -> __m512i = _mm512_and_si512(codes, _mm512_set1_epi8(15));
-        fn high_nibbles(codes: __m512i) -> __m512i =
-            _mm512_and_si512(_mm512_srli_epi16(codes, 4), _mm512_set1_epi8(15));
+        fn bits(codes: __m512i, from: usize, to: usize, mask: u8) -> __m512i =
+            _mm512_and_si512(moved(codes, from, to), _mm512_set1_epi8(mask.cast_signed()));
+        fn or_bits(codes: __m512i, high: __m512i, from: usize, to: usize, mask: u8) -> __m512i = {
+            // (moved & mask) | codes
+            let moved = moved(high, from, to);
+            _mm512_ternarylogic_epi32(moved, _mm512_set1_epi8(mask.cast_signed()), codes, 0xea)
+        };
         fn add_fifth_bits(nibbles: __m512i, bits: *const u8) -> __m512i = _mm512_mask_add_epi8(
             nibbles,
             bits.cast::<u64>().read_unaligned(),
             nibbles,
             _mm512_set1_epi8(16)
         );
-        fn add_high_bits(nibbles: __m512i, high: __m512i, field: usize) -> __m512i = {
-            let placed = match field {
-                0 => _mm512_slli_epi16(high, 4),
-                1 => _mm512_slli_epi16(high, 2),
-                2 => high,
-                _ => _mm512_srli_epi16(high, 2),
-            };
-            // (placed & 0x30) | nibbles
-            _mm512_ternarylogic_epi32(placed, _mm512_set1_epi8(0x30), nibbles, 0xea)
-        };
         fn look_up(table: &[u8; 16], codes: __m512i) -> __m512i = _mm512_shuffle_epi8(
             _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())),
             codes
@@ -141,6 +154,11 @@ impl Simd for Avx512 {
         fn mul(a: __m512, b: __m512) -> __m512 = _mm512_mul_ps(a, b);
         fn fma(a: __m512, b: __m512, c: __m512) -> __m512 = _mm512_fmadd_ps(a, b, c);
         fn load_lane_bytes(from: *const u8) -> __m128i = _mm_loadu_si128(from.cast());
+        fn lane_bits(bytes: __m128i, from: usize, to: usize, mask: u8) -> __m128i = {
+            let moved = _mm_sll_epi16(_mm_srl_epi16(bytes, count(from)), count(to));
+            _mm_and_si128(moved, _mm_set1_epi8(mask.cast_signed()))
+        };
+        fn lane_or(a: __m128i, b: __m128i) -> __m128i = _mm_or_si128(a, b);
         fn unsigned_bytes(bytes: __m128i) -> __m512 = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
         fn signed_bytes(bytes: __m128i) -> __m512 = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
     }

@@ -3,7 +3,7 @@
 
 use super::{
     GroupJob,
-    layout::{BLOCK_COLS, Codes, Format, GROUP_ROWS, QUAD_BYTES, QUADS, code_at, scales_at, with_format},
+    layout::{BLOCK_COLS, Codes, Format, GROUP_ROWS, QUAD_BYTES, QUADS, with_format},
     panel::with_panel,
 };
 use crate::blocks::{self, MAX_BLOCK_LEN, Scales, unpack_codes};
@@ -40,12 +40,10 @@ type BlockCodes = [[u8; QUAD_BYTES]; QUADS];
 unsafe fn multiply_quantised<F: Format>(job: &GroupJob, g: usize, group: &[u8]) {
     let mut codes: BlockCodes = [[0; QUAD_BYTES]; QUADS];
     for b in 0..job.cols / BLOCK_COLS {
-        let header = &group[F::header_at(b)..][..F::HEADER_BYTES];
-        let packed = &group[F::codes_at(b)..][..F::CODE_BYTES];
         for (quad, codes) in codes.iter_mut().enumerate() {
-            codes.iter_mut().enumerate().for_each(|(p, code)| *code = code_at::<F>(packed, quad, p));
+            codes.iter_mut().enumerate().for_each(|(p, code)| *code = F::code(group, b, quad, p));
         }
-        let scales = |span: usize, lane| scales_at::<F>(header, b % F::UNIT_BLOCKS * F::SPANS + span, lane);
+        let scales = |span, lane| F::scales(group, b, span, lane);
         // SAFETY: as the caller promises.
         unsafe { multiply_block::<F>(job, g, b, &codes, scales) };
     }

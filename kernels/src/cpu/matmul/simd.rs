@@ -8,7 +8,6 @@
 //! would be wrong in calling convention and slow. Hence `#[inline(always)]` on every one of them and on every generic above.
 
 use crate::blocks::BlockFormat;
-use std::arch::x86_64::__m128i;
 
 /// Vectors of an instruction set: `LANES` rows of a group each.
 ///
@@ -32,19 +31,20 @@ pub(super) trait Simd: Copy {
     type Partial: Copy;
     /// One f32 a lane.
     type Floats: Copy;
+    /// One byte a lane.
+    type LaneBytes: Copy;
 
     /// Loads codes.
     unsafe fn load_codes(from: *const u8) -> Self::Codes;
     /// Stores codes.
     unsafe fn store_codes(to: *mut u8, codes: Self::Codes);
-    /// The low nibble of each byte.
-    unsafe fn low_nibbles(codes: Self::Codes) -> Self::Codes;
-    /// The high nibble of each byte.
-    unsafe fn high_nibbles(codes: Self::Codes) -> Self::Codes;
+    /// Moves bit `from` of each byte to bit `to` and keeps the bits of `mask`, all of which must come out of the same byte.
+    unsafe fn bits(codes: Self::Codes, from: usize, to: usize, mask: u8) -> Self::Codes;
+    /// Adds [`Self::bits`] of `high` to codes that have none of them.
+    unsafe fn or_bits(codes: Self::Codes, high: Self::Codes, from: usize, to: usize, mask: u8)
+    -> Self::Codes;
     /// Adds 16 to each nibble whose bit is set; a bit for each byte of a vector at `bits`.
     unsafe fn add_fifth_bits(nibbles: Self::Codes, bits: *const u8) -> Self::Codes;
-    /// Puts bits `2 * field ..` of each byte of `high` on top of a nibble.
-    unsafe fn add_high_bits(nibbles: Self::Codes, high: Self::Codes, field: usize) -> Self::Codes;
 
     /// The byte of a table of sixteen that each code (0-15) chooses.
     unsafe fn look_up(table: &[u8; 16], codes: Self::Codes) -> Self::Codes;
@@ -88,10 +88,14 @@ pub(super) trait Simd: Copy {
     unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// a * b + c, rounded once
     unsafe fn fma(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
-    /// One byte a lane, in the low bytes.
-    unsafe fn load_lane_bytes(from: *const u8) -> __m128i;
+    /// Loads one byte a lane.
+    unsafe fn load_lane_bytes(from: *const u8) -> Self::LaneBytes;
+    /// As [`Self::bits`].
+    unsafe fn lane_bits(bytes: Self::LaneBytes, from: usize, to: usize, mask: u8) -> Self::LaneBytes;
+    /// The bits of both.
+    unsafe fn lane_or(a: Self::LaneBytes, b: Self::LaneBytes) -> Self::LaneBytes;
     /// Unsigned lane bytes as floats.
-    unsafe fn unsigned_bytes(bytes: __m128i) -> Self::Floats;
+    unsafe fn unsigned_bytes(bytes: Self::LaneBytes) -> Self::Floats;
     /// Signed lane bytes as floats.
-    unsafe fn signed_bytes(bytes: __m128i) -> Self::Floats;
+    unsafe fn signed_bytes(bytes: Self::LaneBytes) -> Self::Floats;
 }

@@ -1,13 +1,15 @@
 //! What the tiles of [`super::tile`] read: a group as it lies in memory, or one decoded to bytes.
 
 use super::{
-    layout::{BIT_ROW_BYTES, BLOCK_COLS, Codes, Format, GROUP_ROWS, QUAD_BYTES, QUADS, is_decoded_first},
+    codes::Folding,
+    layout::{BLOCK_COLS, Codes, Format, GROUP_ROWS, QUAD_BYTES, QUADS, is_decoded_first},
     panel,
+    scales::Header,
     simd::Simd,
 };
 use crate::blocks::BlockFormat;
 use std::{
-    arch::x86_64::{_MM_HINT_T0, _mm_and_si128, _mm_or_si128, _mm_prefetch, _mm_set1_epi8, _mm_srli_epi16},
+    arch::x86_64::{_MM_HINT_T0, _mm_prefetch},
     marker::PhantomData,
 };
 
@@ -38,74 +40,26 @@ pub(super) struct Packed<F> {
 impl<F: Format> Source for Packed<F> {
     #[inline(always)]
     unsafe fn codes(self, block: usize) -> *const u8 {
-        self.group.wrapping_add(F::codes_at(block))
+        self.group.wrapping_add(F::codes_at(block).0)
     }
 
     #[inline(always)]
     unsafe fn pair<S: Simd>(self, block: usize, pair: usize, vector: usize) -> [S::Codes; 2] {
-        // SAFETY: inside the block's codes; see `layout` for the places.
+        let (at, first) = F::codes_at(block);
+        // SAFETY: the block's folded codes.
         unsafe {
-            let codes = self.codes(block);
-            let load = |row: usize| S::load_codes(codes.add(row * QUAD_BYTES + vector * S::LANES * 4));
-            match F::BITS {
-                4 => {
-                    let both = load(pair);
-                    [S::low_nibbles(both), S::high_nibbles(both)]
-                }
-                5 => {
-                    let both = load(1 + pair);
-                    let bits = |quad: usize| codes.add(quad * BIT_ROW_BYTES + vector * S::LANES / 2);
-                    [
-                        S::add_fifth_bits(S::low_nibbles(both), bits(2 * pair)),
-                        S::add_fifth_bits(S::high_nibbles(both), bits(2 * pair + 1)),
-                    ]
-                }
-                6 => {
-                    let half = pair / 2 * 3;
-                    let both = load(half + 1 + pair % 2);
-                    let high = load(half);
-                    [
-                        S::add_high_bits(S::low_nibbles(both), high, 2 * (pair % 2)),
-                        S::add_high_bits(S::high_nibbles(both), high, 2 * (pair % 2) + 1),
-                    ]
-                }
-                _ => [load(2 * pair), load(2 * pair + 1)],
+            let fields = F::Folding::pair::<S>(self.group.add(at), first + 2 * pair, vector);
+            match F::TABLE {
+                Some(table) => fields.map(|fields| S::look_up(table, fields)),
+                None => fields,
             }
         }
     }
 
     #[inline(always)]
     unsafe fn scales<S: Simd>(self, block: usize, span: usize, vector: usize) -> (S::Floats, S::Floats) {
-        let sub = block % F::UNIT_BLOCKS * F::SPANS + span;
-        // SAFETY: inside the header of the block's unit; see `layout` for the places.
-        unsafe {
-            let header = self.group.add(F::header_at(block));
-            let halves =
-                |table: usize| S::load_halves(header.add((table * GROUP_ROWS + vector * S::LANES) * 2));
-            let bytes = |i: usize| S::load_lane_bytes(header.add(i * GROUP_ROWS + vector * S::LANES));
-            match F::FORMAT {
-                BlockFormat::Q4_1 | BlockFormat::Q5_1 => (halves(0), halves(1)),
-                BlockFormat::Q4_K | BlockFormat::Q5_K => {
-                    let pair = |i: usize| bytes(4 + i);
-                    let (scale, minimum) = if sub < 4 {
-                        let low_six = _mm_set1_epi8(63);
-                        (_mm_and_si128(pair(sub), low_six), _mm_and_si128(pair(sub + 4), low_six))
-                    } else {
-                        let (low, high) = (_mm_set1_epi8(15), _mm_set1_epi8(0x30));
-                        let both = pair(sub + 4);
-                        let high = |i: usize| _mm_and_si128(_mm_srli_epi16(pair(i), 2), high);
-                        (
-                            _mm_or_si128(_mm_and_si128(both, low), high(sub - 4)),
-                            _mm_or_si128(_mm_and_si128(_mm_srli_epi16(both, 4), low), high(sub)),
-                        )
-                    };
-                    let minimum = S::mul(halves(1), S::unsigned_bytes(minimum));
-                    (S::mul(halves(0), S::unsigned_bytes(scale)), S::mul(minimum, S::floats(-1.0)))
-                }
-                BlockFormat::Q6_K => (S::mul(halves(0), S::signed_bytes(bytes(2 + sub))), S::floats(0.0)),
-                _ => (halves(0), S::floats(0.0)),
-            }
-        }
+        // SAFETY: the header of the block's unit.
+        unsafe { F::Header::load::<S>(self.group.add(F::header_at(block)), F::part(block, span), vector) }
     }
 
     #[inline(always)]
@@ -113,10 +67,12 @@ impl<F: Format> Source for Packed<F> {
         if ahead == 0 {
             return;
         }
+        let bytes = F::Folding::BYTES / F::Folding::BLOCKS;
+        let (folded, quad) = F::codes_at(block);
+        let codes = folded + quad / QUADS * bytes;
         // The first block of a unit fetches the header too.
-        let from =
-            if block.is_multiple_of(F::UNIT_BLOCKS) { F::header_at(block) } else { F::codes_at(block) };
-        for line in (from..F::codes_at(block) + F::CODE_BYTES).step_by(64) {
+        let from = if block.is_multiple_of(F::UNIT_BLOCKS) { F::header_at(block) } else { codes };
+        for line in (from..codes + bytes).step_by(64) {
             let at = self.group.wrapping_add(line + ahead);
             // SAFETY: a hint that cannot fault.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };

@@ -5,6 +5,7 @@
 
 use super::{
     GroupJob,
+    codes::Folding,
     layout::{BLOCK_COLS, Codes, Format, GROUP_ROWS, QUAD_BYTES, QUADS},
     panel::PANEL_BLOCKS,
     rows::Rows,
@@ -39,12 +40,13 @@ impl Plan {
         let whole = Self { tile_rows: S::TILE_ROWS, blocks, ahead: 0 };
         let fetching = Self { ahead: BLOCKS_AHEAD * F::UNIT_BYTES / F::UNIT_BLOCKS, ..whole };
         let k_quant = F::UNIT_BLOCKS > 1;
+        let bits = F::Folding::LARGEST.ilog2() + 1;
         match m {
-            ..=8 if F::BITS == 8 => Self { tile_rows: widest::<S>(), ..whole },
-            _ if F::BITS == 8 => whole,
+            ..=8 if bits == 8 => Self { tile_rows: widest::<S>(), ..whole },
+            _ if bits == 8 => whole,
             ..=4 if !k_quant => whole,
             ..=6 => fetching,
-            7..=8 if F::BITS == 6 => Self::blocked::<F>(S::TILE_ROWS.min(4)),
+            7..=8 if bits == 6 => Self::blocked::<F>(S::TILE_ROWS.min(4)),
             7..=8 => Self { tile_rows: widest::<S>(), ..fetching },
             9..=24 if k_quant || !F::HAS_MINIMUM => Self::blocked::<F>(S::TILE_ROWS),
             _ => whole,

@@ -1,7 +1,7 @@
 //! A weight matrix in the packed layout of [`super::layout`]: made once at load, then only read.
 
 use super::{
-    layout::{self, BLOCK_COLS, Format, GROUP_ROWS, QUADS, code_at, scales_at, with_format},
+    layout::{self, BLOCK_COLS, Format, GROUP_ROWS, QUADS, with_format},
     pack::pack_group,
     panel,
 };
@@ -213,17 +213,14 @@ fn sizes(sources: &[WeightSource<'_>]) -> Result<Sizes, (usize, PackError)> {
 fn decode_lane<F: Format>(group: &[u8], lane: usize, out: &mut [f32]) {
     let span = F::FORMAT.scale_span();
     for (b, out) in out.chunks_exact_mut(BLOCK_COLS).enumerate() {
-        let header = &group[F::header_at(b)..][..F::HEADER_BYTES];
-        let packed = &group[F::codes_at(b)..][..F::CODE_BYTES];
         let mut codes = [0u8; BLOCK_COLS];
         for quad in 0..QUADS {
             for i in 0..4 {
-                codes[4 * quad + i] = code_at::<F>(packed, quad, 4 * lane + i);
+                codes[4 * quad + i] = F::code(group, b, quad, 4 * lane + i);
             }
         }
-        let first = b % F::UNIT_BLOCKS * F::SPANS;
         for (s, (out, codes)) in out.chunks_exact_mut(span).zip(codes.chunks_exact(span)).enumerate() {
-            scales_at::<F>(header, first + s, lane).apply(F::FORMAT, codes, out);
+            F::scales(group, b, s, lane).apply(F::FORMAT, codes, out);
         }
     }
 }
