@@ -126,7 +126,8 @@ impl Config {
         let file_limits = file.limits;
         let core = queue::core_limits(&file_limits, &file.scheduler, cli)?;
         let threads = count("threads", cli.threads.or(file.threads), cores::physical_cores())?;
-        let devices = DeviceSettings::all(file.devices, threads)?;
+        let isa = devices::kernels("isa", cli.isa.as_deref().or(file.isa.as_deref()))?;
+        let devices = DeviceSettings::all(file.devices, threads, isa)?;
         let kv_budget = cli.kv_budget.or(file.defaults.kv_budget);
         let ram_budget = cli.ram_budget.or(file.defaults.ram_budget);
         let model_defaults = ModelDefaults {

@@ -45,6 +45,9 @@ pub(crate) struct Cli {
     /// Threads that compute [default: physical cores]
     #[arg(long, value_name = "N", env = "ZLLM_THREADS")]
     pub(crate) threads: Option<usize>,
+    /// Kernels that compute: avx512, avx2 or scalar [default: the best that this machine runs]
+    #[arg(long, value_name = "NAME", env = "ZLLM_ISA")]
+    pub(crate) isa: Option<String>,
     /// Memory for keys and values of a model that names none, such as 512MiB
     #[arg(long, value_name = "SIZE", env = "ZLLM_KV_BUDGET")]
     pub(crate) kv_budget: Option<ByteSize>,

@@ -3,8 +3,9 @@
 use super::cores::allowed_processors;
 use super::count;
 use crate::limits::{MAX_DEVICE_NAME_BYTES, MAX_DEVICES};
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use serde::Deserialize;
+use zllm_engine::Isa;
 
 /// One device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,6 +15,8 @@ pub(crate) struct DeviceSettings {
     pub(crate) threads: usize,
     /// Processors that its threads may run on; all where there are none.
     pub(crate) cores: Vec<usize>,
+    /// Which of its kernels it runs.
+    pub(crate) isa: Isa,
 }
 
 /// Where a model goes.
@@ -41,20 +44,22 @@ pub(super) struct DeviceEntry {
     threads: Option<usize>,
     #[serde(default)]
     cores: Vec<usize>,
+    isa: Option<String>,
 }
 
 impl DeviceSettings {
-    /// The devices of the file; one, `cpu`, where it names none. A device that does not say has `threads` threads.
+    /// The devices of the file; one, `cpu`, where it names none. A device that does not say has `threads` threads and the
+    /// kernels of `isa`.
     ///
     /// # Errors
     /// A name that is there twice or is none, a count or a core that cannot work.
-    pub(super) fn all(entries: Vec<DeviceEntry>, threads: usize) -> anyhow::Result<Vec<Self>> {
+    pub(super) fn all(entries: Vec<DeviceEntry>, threads: usize, isa: Isa) -> anyhow::Result<Vec<Self>> {
         ensure!(entries.len() <= MAX_DEVICES, "{} devices; at most {MAX_DEVICES} work", entries.len());
         if entries.is_empty() {
-            return Ok(vec![Self { name: "cpu".to_owned(), threads, cores: Vec::new() }]);
+            return Ok(vec![Self { name: "cpu".to_owned(), threads, cores: Vec::new(), isa }]);
         }
         let mut devices: Vec<Self> = Vec::with_capacity(entries.len());
-        for DeviceEntry { name, kind: DeviceKind::Cpu, threads: own, cores } in entries {
+        for DeviceEntry { name, kind: DeviceKind::Cpu, threads: own, cores, isa: own_isa } in entries {
             let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
             let is_name = (1..=MAX_DEVICE_NAME_BYTES).contains(&name.len()) && name.chars().all(plain);
             ensure!(
@@ -71,17 +76,35 @@ impl DeviceSettings {
                     "devices.{name}.cores: {core} is no processor that zllmd may run on; {allowed:?} are"
                 );
             }
-            devices.push(Self { name, threads, cores });
+            let isa = match own_isa {
+                Some(given) => kernels(&format!("devices.{name}.isa"), Some(&given))?,
+                None => isa,
+            };
+            devices.push(Self { name, threads, cores, isa });
         }
         Ok(devices)
     }
 
     /// The device in a line.
     pub(super) fn summary(&self) -> String {
-        let Self { name, threads, cores } = self;
+        let Self { name, threads, cores, isa } = self;
         let where_ = if cores.is_empty() { String::new() } else { format!(" on processors {cores:?}") };
-        format!("device {name}: cpu, {threads} threads{where_}")
+        format!("device {name}: cpu, {threads} threads{where_}, {} kernels", isa.name())
     }
+}
+
+/// The instruction set that `key` asks for, the best of this machine where it asks for none.
+///
+/// # Errors
+/// There is no such set, or this machine does not have it.
+pub(super) fn kernels(key: &str, given: Option<&str>) -> anyhow::Result<Isa> {
+    let available = Isa::available();
+    let Some(given) = given else { return Ok(Isa::best()) };
+    let names: Vec<_> = available.iter().map(|isa| isa.name()).collect();
+    let found = available.iter().find(|isa| isa.name() == given);
+    found.copied().with_context(|| {
+        format!("{key} is {given:?}, which this machine does not run; {} work", names.join(", "))
+    })
 }
 
 impl PlaceSettings {
@@ -135,9 +158,26 @@ mod tests {
     #[test]
     fn without_devices_there_is_one_with_all_threads() {
         let config = read("", &["--threads", "5"]).expect("valid");
-        let cpu = DeviceSettings { name: "cpu".into(), threads: 5, cores: Vec::new() };
+        let cpu = DeviceSettings { name: "cpu".into(), threads: 5, cores: Vec::new(), isa: Isa::best() };
         assert_eq!(config.devices, [cpu]);
         assert_eq!(config.model_defaults.place, PlaceSettings::default());
+    }
+
+    #[test]
+    fn kernels_are_chosen_for_all_devices_or_one() {
+        let text = format!("isa = \"scalar\"\n{TWO}isa = \"{}\"\n", Isa::best().name());
+        let of = |args: &[&str]| -> Vec<Isa> {
+            read(&text, args).expect("valid").devices.iter().map(|device| device.isa).collect()
+        };
+        assert_eq!(of(&[]), [Isa::Scalar, Isa::best()]);
+        assert_eq!(of(&["--isa", Isa::best().name()]), [Isa::best(), Isa::best()]);
+        let text = error("isa = \"neon\"\n");
+        assert!(
+            text.starts_with("devices.b.isa is \"neon\", which this machine does not run; scalar"),
+            "{text}"
+        );
+        let text = read("", &["--isa", "fast"]).expect_err("there is none").to_string();
+        assert!(text.starts_with("isa is \"fast\""), "{text}");
     }
 
     #[test]

@@ -19,6 +19,7 @@ pub(super) struct ConfigFile {
     pub(super) metrics_socket: Option<PathBuf>,
     pub(super) models_dir: Option<PathBuf>,
     pub(super) threads: Option<usize>,
+    pub(super) isa: Option<String>,
     pub(super) log: Option<String>,
     #[serde(default)]
     pub(super) limits: LimitsTable,

@@ -40,6 +40,10 @@ struct Resident {
 impl CpuDevice {
     /// A device among others, which have the same `memory`.
     pub(crate) fn new(settings: DeviceSettings, memory: MemoryInUse) -> Self {
+        if settings.isa == Isa::Scalar {
+            let device = settings.name.as_str();
+            tracing::warn!(device, "computes with the scalar kernels: the same answers, many times slower");
+        }
         Self { settings, memory, models: HashMap::new(), generations: HashMap::new() }
     }
 
@@ -93,7 +97,7 @@ impl Device for CpuDevice {
             field_of("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned());
         Description {
             name: self.settings.name.clone(),
-            description: format!("{processor}, {}", Isa::best().name()),
+            description: format!("{processor}, {}", self.settings.isa.name()),
             total_bytes: memory_bytes("MemTotal").unwrap_or(0),
         }
     }
@@ -113,6 +117,7 @@ impl Device for CpuDevice {
         need.judge(others, memory_bytes("MemTotal"))?;
         let mut options = options(model, settings)?;
         options.threads = settings.defaults.threads.unwrap_or(self.settings.threads);
+        options.isa = Some(self.settings.isa);
         options.stage = stage.clone();
         let loaded = LoadedModel::load(&settings.path, &options, &mut |at| {
             let (done_bytes, total_bytes) = (at.done_bytes, at.total_bytes);
@@ -317,7 +322,7 @@ mod tests {
     use crate::config::LoadWhen;
 
     fn device(memory: &MemoryInUse) -> CpuDevice {
-        let settings = DeviceSettings { name: "cpu".into(), threads: 1, cores: Vec::new() };
+        let settings = DeviceSettings { name: "cpu".into(), threads: 1, cores: Vec::new(), isa: Isa::best() };
         CpuDevice::new(settings, memory.clone())
     }
 
@@ -369,7 +374,8 @@ mod tests {
         };
         let last = *processors().last().expect("this test runs on one");
         let on_another_thread = std::thread::spawn(move || {
-            let settings = DeviceSettings { name: "cpu".into(), threads: 1, cores: vec![last] };
+            let settings =
+                DeviceSettings { name: "cpu".into(), threads: 1, cores: vec![last], isa: Isa::best() };
             CpuDevice::new(settings, MemoryInUse::default()).pin_thread().expect("a processor of ours");
             std::thread::spawn(processors).join().expect("a thread of a pool")
         });
