@@ -56,6 +56,7 @@ mod source;
 mod tests;
 #[cfg(target_arch = "x86_64")]
 mod tile;
+mod transpose;
 mod weight;
 
 pub use line::Term;

@@ -5,13 +5,16 @@
 //! activation (128 * 127 * 2 fits).
 
 use super::{
-    GroupJob, floats,
-    layout::{Codes, Format, QUADS, with_format},
+    GroupJob,
+    codes::Quad,
+    floats,
+    layout::{Codes, Format, GROUP_ROWS, QUADS, with_format},
+    pack,
     panel::{self, with_panel},
     rows::{Quantised, quantise_plain},
     simd::Simd,
     tile,
-    weight::pack_groups_plain,
+    transpose::Transpose,
 };
 use crate::blocks::BlockFormat;
 use std::arch::x86_64::*;
@@ -63,10 +66,11 @@ unsafe fn float_weights(job: &GroupJob) {
     unsafe { floats::run::<Avx2>(job) }
 }
 
-/// See [`super::weight`].
+/// See [`super::pack`].
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn pack_groups(format: BlockFormat, cols: usize, rows: &[u8], out: &mut [u8]) {
-    pack_groups_plain(format, cols, rows, out);
+    // SAFETY: this function has the instruction set.
+    unsafe { pack::pack_groups::<Avx2>(format, cols, rows, out) }
 }
 
 /// See [`super::panel`].
@@ -198,5 +202,45 @@ impl Simd for Avx2 {
         fn lane_or(a: __m128i, b: __m128i) -> __m128i = _mm_or_si128(a, b);
         fn unsigned_bytes(bytes: __m128i) -> __m256 = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
         fn signed_bytes(bytes: __m128i) -> __m256 = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+    }
+}
+
+impl Transpose for Avx2 {
+    #[inline(always)]
+    unsafe fn four_words(from: *const u8, starts: &[usize; GROUP_ROWS]) -> [Quad; 4] {
+        let mut out = [[0; GROUP_ROWS]; 4];
+        for first in (0..GROUP_ROWS).step_by(8) {
+            // SAFETY: the caller has the instruction set, each row its sixteen bytes, and `out` room for eight rows from each
+            // first one on.
+            unsafe {
+                // Row `first + i` in the lower half, the one four further on in the upper: a 4 x 4 transposition in each.
+                let mut rows = [_mm256_setzero_si256(); 4];
+                for (i, row) in rows.iter_mut().enumerate() {
+                    let lower = _mm_loadu_si128(from.add(starts[first + i]).cast());
+                    let upper = _mm_loadu_si128(from.add(starts[first + i + 4]).cast());
+                    *row = _mm256_inserti128_si256(_mm256_castsi128_si256(lower), upper, 1);
+                }
+                let low01 = _mm256_unpacklo_epi32(rows[0], rows[1]);
+                let low23 = _mm256_unpacklo_epi32(rows[2], rows[3]);
+                let high01 = _mm256_unpackhi_epi32(rows[0], rows[1]);
+                let high23 = _mm256_unpackhi_epi32(rows[2], rows[3]);
+                let words = [
+                    _mm256_unpacklo_epi64(low01, low23),
+                    _mm256_unpackhi_epi64(low01, low23),
+                    _mm256_unpacklo_epi64(high01, high23),
+                    _mm256_unpackhi_epi64(high01, high23),
+                ];
+                for (out, words) in out.iter_mut().zip(words) {
+                    _mm256_storeu_si256(out[first..].as_mut_ptr().cast(), words);
+                }
+            }
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn prefetch(line: *const u8) {
+        // SAFETY: a hint, for which any address is good.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
     }
 }

@@ -9,7 +9,6 @@ use super::{
     rows::{Quantised, quantise_plain},
     simd::Simd,
     tile,
-    weight::pack_groups_plain,
 };
 use crate::blocks::BlockFormat;
 use std::arch::x86_64::*;
@@ -48,12 +47,6 @@ unsafe fn decoded<P: Codes>(job: &GroupJob) {
 unsafe fn float_weights(job: &GroupJob) {
     // SAFETY: as the caller promises.
     unsafe { floats::run::<Avx512>(job) }
-}
-
-/// See [`super::weight`].
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(super) fn pack_groups(format: BlockFormat, cols: usize, rows: &[u8], out: &mut [u8]) {
-    pack_groups_plain(format, cols, rows, out);
 }
 
 /// See [`super::rows`].

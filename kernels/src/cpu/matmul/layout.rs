@@ -1,6 +1,6 @@
 //! Where the bits of a packed weight lie: 32 output rows interleaved, one linear stream a group, the file's own bytes.
 //!
-//! A **group** is 32 rows (the last one of a matrix is padded with zero rows). Along the columns it is a sequence of
+//! A **group** is 32 rows (the last one of a matrix is filled up with rows that nobody reads). Along the columns it is a sequence of
 //! **units** (one file block of each row): a header with the rows' scales ([`super::scales`]), then the codes of its 32-column
 //! **blocks** ([`super::codes`]). Bytes stand in the order in which the kernels read them. Which format has which header and
 //! which codes is the table of `formats!` below.
