@@ -1,11 +1,13 @@
 //! The command line's definition: parsing, help, completions and the man page all come from here.
 
 mod batch;
+mod bench;
 mod jobs;
 mod sessions;
 mod top;
 
 pub(crate) use batch::BatchArgs;
+pub(crate) use bench::BenchArgs;
 pub(crate) use jobs::{AttachArgs, CancelArgs, ClassArg, RunArgs, SubmitArgs, TimesArgs};
 pub(crate) use sessions::{
     EvictArgs, ForkArgs, Listed, SaveArgs, SessionArgs, TenantArgs, TimeToLive, session_ref, with_tenant,
@@ -160,6 +162,8 @@ pub(crate) enum Command {
     Status,
     /// Watch the daemon live: devices, speed, queue, jobs
     Top(TopArgs),
+    /// Measure how fast a model is served: prompts, decodes, several sessions at once
+    Bench(BenchArgs),
     /// Stop the daemon when its jobs have ended
     Stop {
         /// Do not wait for running jobs

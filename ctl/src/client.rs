@@ -40,14 +40,7 @@ impl Context {
 
     /// Connects, asks one thing, and gives its final answer.
     pub(crate) fn ask(&self, op: Op) -> Result<Answer, Failure> {
-        let mut connection = self.connect()?;
-        connection.send(op)?;
-        loop {
-            let answer = connection.answer()?;
-            if answer.is_final() {
-                return Ok(answer);
-            }
-        }
+        self.connect()?.ask(op)
     }
 }
 
@@ -104,6 +97,17 @@ impl Connection {
         self.last_id += 1;
         write_frame(&mut self.stream, &ClientFrame::Request(Request { id: self.last_id, body }))
             .map_err(Failure::sending)
+    }
+
+    /// Asks one thing, and gives its final answer.
+    pub(crate) fn ask(&mut self, op: Op) -> Result<Answer, Failure> {
+        self.send(op)?;
+        loop {
+            let answer = self.answer()?;
+            if answer.is_final() {
+                return Ok(answer);
+            }
+        }
     }
 
     /// The id that the next request gets.

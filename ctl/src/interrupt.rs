@@ -59,6 +59,11 @@ impl Interrupt {
         Ok(())
     }
 
+    /// Lets the connection go; the watch remembers whether it was hit.
+    pub(crate) fn release(&self) {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner).stream = None;
+    }
+
     /// Whether Ctrl-C came since the start or the last [`Self::reset`].
     pub(crate) fn was_hit(&self) -> bool {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner).hit

@@ -92,3 +92,17 @@ pub(crate) const STALE_INTERVALS: u32 = 5;
 
 /// Columns of a page that is not drawn at a terminal.
 pub(crate) const PLAIN_COLUMNS: usize = 120;
+
+/// Sessions that `bench` has decode at once: with their orders to end they fit into one connection.
+pub(crate) const MAX_BENCH_SESSIONS: u32 = 32;
+
+const _: () = assert!((MAX_BENCH_SESSIONS as usize) < MAX_IN_FLIGHT / 2 + 1);
+
+/// Tokens of one test of `bench`.
+pub(crate) const MAX_BENCH_TOKENS: u32 = 1 << 20;
+
+/// The longest wait of `bench` for news before it looks whether Ctrl-C came.
+pub(crate) const INTERRUPT_PERIOD: Duration = Duration::from_millis(100);
+
+/// How long `bench` waits for its jobs to end, for their KV to be on the SSD and for it to be dropped.
+pub(crate) const MAX_CLEANING: Duration = Duration::from_secs(60);

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod bench;
 mod chat;
 mod cli;
 mod client;
@@ -88,6 +89,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Check => sessions::check(&context),
         Command::Status => status::status(&context),
         Command::Top(args) => top::top(context, &args),
+        Command::Bench(args) => bench::bench(&context, &args),
         Command::Stop { now, no_wait } => status::stop(&context, now, no_wait),
         Command::Tokenize(args) => tokenize::tokenize(&context, args),
         Command::Completions { shell } => shell::completions(shell),

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use crate::running_daemon::{Profile, Programs, RunningDaemon};
 use crate::{models, process};
@@ -39,9 +39,30 @@ pub(crate) fn smoke() -> Result<String> {
         bail!("zllmctl run: {}, answer {answer:?}, stderr {rest:?}\n{}", output.status, daemon.log_tail());
     }
     let metrics = daemon.metrics()?;
+    smoke_bench(&daemon)?;
     daemon.stop()?;
     println!("smoke: {:?}", answer.trim());
     Ok(metrics)
+}
+
+/// A small `zllmctl bench`: it measures all that it was asked for, and leaves no session and no KV.
+fn smoke_bench(daemon: &RunningDaemon) -> Result<()> {
+    process::run(daemon.zllmctl().args(["evict", "--all"]).stdout(Stdio::null()))?;
+    let sizes =
+        ["--prefill", "16,32", "--depth", "0,64", "--decode", "16", "--sessions", "1,2", "--repeat", "1"];
+    let report = process::json(daemon.zllmctl().args(["bench", MODEL, "--json"]).args(sizes))?;
+    let rates = report["tests"].as_array().context("no \"tests\"")?;
+    if rates.len() != 6
+        || rates.iter().any(|test| !test["tokens_per_s"].as_f64().is_some_and(|rate| rate > 0.0))
+    {
+        bail!("zllmctl bench: {report}");
+    }
+    let status = process::json(daemon.zllmctl().args(["status", "--json"]))?;
+    let blocks = status["blocks"].as_array().context("no \"blocks\"")?;
+    if status["sessions"] != 0 || blocks.iter().any(|row| row["used"] != 0 || row["cached"] != 0) {
+        bail!("zllmctl bench left something behind: {status}");
+    }
+    Ok(())
 }
 
 fn start(programs: &Programs) -> Result<RunningDaemon> {
