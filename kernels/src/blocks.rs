@@ -11,7 +11,8 @@ mod legacy;
 mod ternary;
 
 pub use decode::decode_row;
-pub(crate) use decode::{MAX_BLOCK_LEN, Scales, scales, unpack_codes, unpack_fields};
+pub(crate) use decode::{MAX_BLOCK_LEN, Scales, scales, six_bit_scale, unpack_codes, unpack_fields};
+pub(crate) use fp4::{half_of_power, half_of_small_float, plain_small_float};
 pub(crate) use k_quants::six_bit_pair;
 
 /// How a tensor's numbers are packed. A block is the smallest unit: `block_len` weights in `block_bytes` bytes.

@@ -69,7 +69,10 @@ impl BlockFormat {
     pub(crate) const fn code_offset(self) -> i32 {
         match self {
             Self::Q4_1 | Self::Q5_1 | Self::Q2_K | Self::Q4_K | Self::Q5_K => 0,
+            Self::Q1_0 | Self::Q2_0 | Self::TQ1_0 | Self::TQ2_0 => 1,
+            Self::Q3_K => 4,
             Self::Q4_0 => 8,
+            Self::MXFP4 | Self::NVFP4 => 12,
             Self::Q5_0 => 16,
             Self::Q6_K => 32,
             _ => 128,
@@ -145,6 +148,19 @@ pub(crate) fn scales(format: BlockFormat, block: &[u8], sub: usize) -> Scales {
         | BlockFormat::Q8_0
         | BlockFormat::IQ4_NL => Scales::without_minimum(half_at(block, 0)),
         BlockFormat::F32 | BlockFormat::F16 | BlockFormat::BF16 => panic!("{format} has no scales"),
+    }
+}
+
+/// The number under 64 that, less 32, multiplies the f16 of part `sub` of a block.
+///
+/// # Panics
+/// When the format has no such scales.
+#[inline(always)]
+pub(crate) fn six_bit_scale(format: BlockFormat, block: &[u8], sub: usize) -> u8 {
+    match format {
+        BlockFormat::Q3_K => k_quants::q3_k_six_bits(block, sub),
+        BlockFormat::IQ4_XS => fp4::iq4_xs_six_bits(block, sub),
+        _ => panic!("{format} has no 6-bit scales"),
     }
 }
 

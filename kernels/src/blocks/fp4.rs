@@ -1,6 +1,6 @@
 //! Nibbles that choose one of sixteen values: the 4-bit floats MXFP4 and NVFP4, and the uneven IQ4_NL and IQ4_XS.
 //!
-//! A **field** is the nibble; a code is the value plus 128, out of the format's table.
+//! A **field** is the nibble; a code is the value plus 12 (the 4-bit floats) or plus 128, out of the format's table.
 //!
 //! | format | weights | bytes of a block |
 //! |---|---|---|
@@ -27,14 +27,14 @@ const _: () = assert!(BlockFormat::IQ4_XS.block_bytes() == 2 + 2 + 4 + 128);
 const DOUBLED_E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 const UNEVEN: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
-static DOUBLED_E2M1_CODES: [u8; 16] = plus_128(DOUBLED_E2M1);
-static UNEVEN_CODES: [u8; 16] = plus_128(UNEVEN);
+static DOUBLED_E2M1_CODES: [u8; 16] = codes(DOUBLED_E2M1, BlockFormat::MXFP4);
+static UNEVEN_CODES: [u8; 16] = codes(UNEVEN, BlockFormat::IQ4_NL);
 
-const fn plus_128(values: [i8; 16]) -> [u8; 16] {
+const fn codes(values: [i8; 16], format: BlockFormat) -> [u8; 16] {
     let mut codes = [0; 16];
     let mut i = 0;
     while i < 16 {
-        codes[i] = values[i].cast_unsigned() ^ 0x80;
+        codes[i] = (values[i] as i32 + format.code_offset()) as u8;
         i += 1;
     }
     codes
@@ -56,16 +56,17 @@ pub(super) fn mxfp4(block: &[u8], out: &mut [u8]) {
     nibbles(&block[1..], out);
 }
 
-/// 2^(e - 127), halved. The format calls 255 not a number; ggml does not, nor do we: weights stay finite or overflow.
 #[inline(always)]
 pub(super) fn mxfp4_scales(block: &[u8]) -> Scales {
-    let exponent = u32::from(block[0]);
+    Scales::without_minimum(half_of_power(block[0]))
+}
+
+/// 2^(e - 127), halved. The format calls 255 not a number; ggml does not, nor do we: weights stay finite or overflow.
+#[inline(always)]
+pub(crate) fn half_of_power(exponent: u8) -> f32 {
+    let exponent = u32::from(exponent);
     // 2^-128 and 2^-127 are subnormal.
-    Scales::without_minimum(f32::from_bits(if exponent < 2 {
-        0x20_0000 << exponent
-    } else {
-        (exponent - 1) << 23
-    }))
+    f32::from_bits(if exponent < 2 { 0x20_0000 << exponent } else { (exponent - 1) << 23 })
 }
 
 #[inline(always)]
@@ -74,14 +75,24 @@ pub(super) fn nvfp4(block: &[u8], out: &mut [u8]) {
     sixteens.zip(block[4..].chunks_exact(8)).for_each(|(out, b)| nibbles(b, out));
 }
 
-/// Sixteen weights. The highest bit of a scale does not count, and 127 is 0, as ggml has it.
+/// Sixteen weights.
 #[inline(always)]
 pub(super) fn nvfp4_scales(block: &[u8], sub: usize) -> Scales {
-    let bits = block[sub];
-    let magnitude = if bits == 0x7f { 0 } else { u32::from(bits & 0x7f) };
-    // The bits of the same number as an f32, 2^120 too small (a bias of 127 instead of 7); its subnormals come out right too.
+    Scales::without_minimum(half_of_small_float(plain_small_float(block[sub])))
+}
+
+/// The highest bit of a scale does not count, and 127 is 0, as ggml has it.
+#[inline(always)]
+pub(crate) fn plain_small_float(bits: u8) -> u8 {
+    if bits == 0x7f { 0 } else { bits & 0x7f }
+}
+
+/// An E4M3 without its highest bit, halved.
+#[inline(always)]
+pub(crate) fn half_of_small_float(bits: u8) -> f32 {
+    // Read as an f32 it is 2^120 too small (a bias of 127 instead of 7); its subnormals come out right too.
     const TO_HALF_OF_IT: f32 = f32::from_bits((127 + 120 - 1) << 23);
-    Scales::without_minimum(f32::from_bits(magnitude << 20) * TO_HALF_OF_IT)
+    f32::from_bits(u32::from(bits) << 20) * TO_HALF_OF_IT
 }
 
 #[inline(always)]
@@ -97,7 +108,12 @@ pub(super) fn iq4_xs(block: &[u8], out: &mut [u8]) {
 /// 32 weights.
 #[inline(always)]
 pub(super) fn iq4_xs_scales(block: &[u8], sub: usize) -> Scales {
+    Scales::without_minimum(half_at(block, 0) * (f32::from(iq4_xs_six_bits(block, sub)) - 32.0))
+}
+
+#[inline(always)]
+pub(super) fn iq4_xs_six_bits(block: &[u8], sub: usize) -> u8 {
     let low = block[4 + sub / 2] >> (4 * (sub % 2)) & 15;
     let high = (u16::from_le_bytes([block[2], block[3]]) >> (2 * sub) & 3) as u8;
-    Scales::without_minimum(half_at(block, 0) * (f32::from(low | high << 4) - 32.0))
+    low | high << 4
 }

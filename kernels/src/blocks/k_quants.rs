@@ -36,24 +36,30 @@ pub(super) fn q2_k_scales(block: &[u8], sub: usize) -> Scales {
     }
 }
 
-/// The third bit counts 4, and the value is 4 less: codes are 124 to 131.
+/// The third bit counts 4, and the value is 4 less.
 #[inline(always)]
 pub(super) fn q3_k(block: &[u8], out: &mut [u8]) {
     two_bits(&block[32..96], out);
     let third: &[u8; 32] = block[..32].as_array().expect("32 bytes");
     for (bit, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-        out.iter_mut().zip(third).for_each(|(code, t)| *code += 124 + ((t >> bit & 1) << 2));
+        out.iter_mut().zip(third).for_each(|(code, t)| *code += (t >> bit & 1) << 2);
     }
 }
 
-/// The scale of sixteen weights: the low nibbles of the scales 0-7, then 8-15 lie in eight bytes, the high pairs of scales
-/// i, i + 4, i + 8 and i + 12 in byte 8 + i.
+/// Sixteen weights.
 #[inline(always)]
 pub(super) fn q3_k_scales(block: &[u8], sub: usize) -> Scales {
+    Scales::without_minimum(half_at(block, 108) * (f32::from(q3_k_six_bits(block, sub)) - 32.0))
+}
+
+/// The low nibbles of the scales 0-7, then 8-15 lie in eight bytes, the high pairs of scales i, i + 4, i + 8 and i + 12 in
+/// byte 8 + i.
+#[inline(always)]
+pub(super) fn q3_k_six_bits(block: &[u8], sub: usize) -> u8 {
     let packed = &block[96..108];
     let low = packed[sub % 8] >> (4 * (sub / 8)) & 15;
     let high = packed[8 + sub % 4] >> (2 * (sub / 4)) & 3;
-    Scales::without_minimum(half_at(block, 108) * (f32::from(low | high << 4) - 32.0))
+    low | high << 4
 }
 
 #[inline(always)]

@@ -1,4 +1,4 @@
-//! Formats of one to two bits with nothing but a scale: Q1_0, Q2_0, TQ1_0 and TQ2_0. Codes are the value plus 128.
+//! Formats of one to two bits with nothing but a scale: Q1_0, Q2_0, TQ1_0 and TQ2_0. Codes are the value plus 1.
 //!
 //! | format | weights | bytes of a block |
 //! |---|---|---|
@@ -7,7 +7,7 @@
 //! | TQ1_0 | 256 | five ternary digits a byte 32 + 16, four 4, scale 2 |
 //! | TQ2_0 | 256 | two bits a weight 64 (value + 1), as Q2_K has them, scale 2 |
 
-use super::{BlockFormat, grids::SIGNS, k_quants::two_bits};
+use super::{BlockFormat, k_quants::two_bits};
 
 // Where the fields of a block end, so that a wrong offset below does not compile.
 const _: () = assert!(BlockFormat::Q1_0.block_bytes() == 2 + 16);
@@ -18,7 +18,7 @@ const _: () = assert!(BlockFormat::TQ2_0.block_bytes() == 64 + 2);
 #[inline(always)]
 pub(super) fn q1_0(block: &[u8], out: &mut [u8]) {
     for (eight, &bits) in out.as_chunks_mut::<8>().0.iter_mut().zip(&block[2..]) {
-        *eight = (0x7f7f_7f7f_7f7f_7f7f + (SIGNS[usize::from(bits)] & 0x0202_0202_0202_0202)).to_le_bytes();
+        eight.iter_mut().enumerate().for_each(|(i, code)| *code = (bits >> i & 1) << 1);
     }
 }
 
@@ -26,15 +26,13 @@ pub(super) fn q1_0(block: &[u8], out: &mut [u8]) {
 pub(super) fn q2_0(block: &[u8], out: &mut [u8]) {
     for (four, &b) in out.as_chunks_mut::<4>().0.iter_mut().zip(&block[2..]) {
         let b = u32::from(b);
-        let fields = (b | b << 6 | b << 12 | b << 18) & 0x0303_0303;
-        *four = (0x7f7f_7f7f + fields).to_le_bytes();
+        *four = ((b | b << 6 | b << 12 | b << 18) & 0x0303_0303).to_le_bytes();
     }
 }
 
 #[inline(always)]
 pub(super) fn tq2_0(block: &[u8], out: &mut [u8]) {
     two_bits(&block[..64], out);
-    out.iter_mut().for_each(|code| *code += 127);
 }
 
 /// A byte is the fraction of five ternary digits, the first the highest, in 256ths and rounded up: digit n is what three
@@ -54,7 +52,7 @@ fn digits(packed: &[u8], out: &mut [u8]) {
     let mut power = 1u8;
     for out in out.chunks_exact_mut(packed.len()) {
         for (code, b) in out.iter_mut().zip(packed) {
-            *code = 127 + ((u16::from(b.wrapping_mul(power)) * 3) >> 8) as u8;
+            *code = ((u16::from(b.wrapping_mul(power)) * 3) >> 8) as u8;
         }
         power = power.wrapping_mul(3);
     }

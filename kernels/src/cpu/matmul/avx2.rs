@@ -161,6 +161,16 @@ impl Simd for Avx2 {
             let set = _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(word, spread), own), own);
             _mm256_or_si256(nibbles, _mm256_and_si256(set, _mm256_set1_epi8(16)))
         };
+        fn digit(codes: __m256i, power: i16) -> __m256i = {
+            // The fraction of an even byte in its word's upper byte, where three times it leaves the digit in the lower one; that
+            // of an odd byte stays and leaves it in the upper one.
+            let high = _mm256_set1_epi16(0xff00u16.cast_signed());
+            let even = _mm256_mullo_epi16(codes, _mm256_set1_epi16(power << 8));
+            let even = _mm256_mulhi_epu16(even, _mm256_set1_epi16(3));
+            let odd = _mm256_mullo_epi16(_mm256_and_si256(codes, high), _mm256_set1_epi16(power));
+            let odd = _mm256_mulhi_epu16(odd, _mm256_set1_epi16(3 << 8));
+            _mm256_or_si256(even, _mm256_and_si256(odd, high))
+        };
         fn look_up(table: &[u8; 16], codes: __m256i) -> __m256i = _mm256_shuffle_epi8(
             _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())),
             codes
@@ -200,8 +210,21 @@ impl Simd for Avx2 {
             _mm_and_si128(moved, _mm_set1_epi8(mask.cast_signed()))
         };
         fn lane_or(a: __m128i, b: __m128i) -> __m128i = _mm_or_si128(a, b);
+        fn lane_subtract(bytes: __m128i, number: i8) -> __m128i = _mm_sub_epi8(bytes, _mm_set1_epi8(number));
         fn unsigned_bytes(bytes: __m128i) -> __m256 = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
         fn signed_bytes(bytes: __m128i) -> __m256 = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+        fn halves_of_powers(exponents: __m128i) -> __m256 = {
+            let one = _mm256_set1_epi32(1);
+            let exponents = _mm256_cvtepu8_epi32(exponents);
+            let normal = _mm256_slli_epi32(_mm256_sub_epi32(exponents, one), 23);
+            let subnormal = _mm256_sllv_epi32(_mm256_set1_epi32(0x20_0000), _mm256_min_epi32(exponents, one));
+            _mm256_castsi256_ps(_mm256_max_epi32(normal, subnormal))
+        };
+        // Read as an f16 it is 2^8 too small (a bias of 15 instead of 7), subnormals included, and half of it is wanted.
+        fn halves_of_small_floats(bits: __m128i) -> __m256 = _mm256_mul_ps(
+            _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(bits), 7)),
+            _mm256_set1_ps(128.0)
+        );
     }
 }
 

@@ -123,6 +123,17 @@ impl Simd for Avx512 {
             nibbles,
             _mm512_set1_epi8(16)
         );
+        fn digit(codes: __m512i, power: i16) -> __m512i = {
+            // The fraction of an even byte in its word's upper byte, where three times it leaves the digit in the lower one; that
+            // of an odd byte stays and leaves it in the upper one.
+            let high = _mm512_set1_epi16(0xff00u16.cast_signed());
+            let even = _mm512_mullo_epi16(codes, _mm512_set1_epi16(power << 8));
+            let even = _mm512_mulhi_epu16(even, _mm512_set1_epi16(3));
+            let odd = _mm512_mullo_epi16(_mm512_and_si512(codes, high), _mm512_set1_epi16(power));
+            let odd = _mm512_mulhi_epu16(odd, _mm512_set1_epi16(3 << 8));
+            // (odd & high) | even
+            _mm512_ternarylogic_epi32(odd, high, even, 0xea)
+        };
         fn look_up(table: &[u8; 16], codes: __m512i) -> __m512i = _mm512_shuffle_epi8(
             _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())),
             codes
@@ -152,7 +163,20 @@ impl Simd for Avx512 {
             _mm_and_si128(moved, _mm_set1_epi8(mask.cast_signed()))
         };
         fn lane_or(a: __m128i, b: __m128i) -> __m128i = _mm_or_si128(a, b);
+        fn lane_subtract(bytes: __m128i, number: i8) -> __m128i = _mm_sub_epi8(bytes, _mm_set1_epi8(number));
         fn unsigned_bytes(bytes: __m128i) -> __m512 = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
         fn signed_bytes(bytes: __m128i) -> __m512 = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+        fn halves_of_powers(exponents: __m128i) -> __m512 = {
+            let one = _mm512_set1_epi32(1);
+            let exponents = _mm512_cvtepu8_epi32(exponents);
+            let normal = _mm512_slli_epi32(_mm512_sub_epi32(exponents, one), 23);
+            let subnormal = _mm512_sllv_epi32(_mm512_set1_epi32(0x20_0000), _mm512_min_epi32(exponents, one));
+            _mm512_castsi512_ps(_mm512_max_epi32(normal, subnormal))
+        };
+        // Read as an f16 it is 2^8 too small (a bias of 15 instead of 7), subnormals included, and half of it is wanted.
+        fn halves_of_small_floats(bits: __m128i) -> __m512 = _mm512_mul_ps(
+            _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bits), 7)),
+            _mm512_set1_ps(128.0)
+        );
     }
 }

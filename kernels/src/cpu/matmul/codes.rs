@@ -11,6 +11,10 @@
 //! | [`Nibbles`] | 4 rows: quad `2v` in the low nibbles, quad `2v + 1` in the high ones |
 //! | [`FiveBits`] | bit 4 of quads 0-7, 16 bytes each (bit p belongs to byte p of the quad); then as nibbles |
 //! | [`SixBits`] | two halves of 3 rows: bits 4-5 of four quads (quad t at bits 2t), then two rows as nibbles |
+//! | [`OneBit`] | 1 row: quad t at bit t |
+//! | [`TwoBits`] | 2 rows: quads 4r to 4r + 3, the first at bits 0-1 |
+//! | [`ThreeBits`] | 3 rows: quad 2r at bits 0-2, quad 2r + 1 at bits 3-5; quads 6 and 7 share the rows' bits 6-7 |
+//! | [`Digits`] | 13 rows for 64 quads, eight blocks: quads 5r to 5r + 4, a byte the fraction of five ternary digits |
 
 use super::{
     layout::{GROUP_ROWS, QUAD_BYTES, QUADS},
@@ -201,3 +205,155 @@ impl Folding for SixBits {
         }
     }
 }
+
+/// A bit a code, which is 0 or 2.
+pub(super) struct OneBit;
+
+impl Folding for OneBit {
+    const BYTES: usize = QUAD_BYTES;
+    const LARGEST: usize = 2;
+
+    #[inline(always)]
+    fn fold(quads: &[Quad], folded: &mut [u8]) {
+        let bit = |t: usize, r: usize| (quads[t][r] >> 1 & 0x0101_0101) << t;
+        fill_row(folded, |r| (0..QUADS).fold(0, |word, t| word | bit(t, r)));
+    }
+
+    #[inline(always)]
+    fn code(folded: &[u8], quad: usize, p: usize) -> u8 {
+        (folded[p] >> quad & 1) << 1
+    }
+
+    #[inline(always)]
+    unsafe fn pair<S: Simd>(folded: *const u8, quad: usize, vector: usize) -> [S::Codes; 2] {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let row = load_row::<S>(folded, 0, vector);
+            [S::bits(row, quad, 1, 2), S::bits(row, quad + 1, 1, 2)]
+        }
+    }
+}
+
+/// Four codes a byte.
+pub(super) struct TwoBits;
+
+impl Folding for TwoBits {
+    const BYTES: usize = QUADS / 4 * QUAD_BYTES;
+    const LARGEST: usize = 3;
+
+    #[inline(always)]
+    fn fold(quads: &[Quad], folded: &mut [u8]) {
+        for (four, row) in quads.chunks_exact(4).zip(folded.chunks_exact_mut(QUAD_BYTES)) {
+            fill_row(row, |r| four[0][r] | four[1][r] << 2 | four[2][r] << 4 | four[3][r] << 6);
+        }
+    }
+
+    #[inline(always)]
+    fn code(folded: &[u8], quad: usize, p: usize) -> u8 {
+        folded[quad / 4 * QUAD_BYTES + p] >> (2 * (quad % 4)) & 3
+    }
+
+    #[inline(always)]
+    unsafe fn pair<S: Simd>(folded: *const u8, quad: usize, vector: usize) -> [S::Codes; 2] {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let row = load_row::<S>(folded, quad / 4, vector);
+            let from = 2 * (quad % 4);
+            [S::bits(row, from, 0, 3), S::bits(row, from + 2, 0, 3)]
+        }
+    }
+}
+
+/// Eight codes in three bytes: six of them whole, for which one shift and one mask are enough.
+pub(super) struct ThreeBits;
+
+impl Folding for ThreeBits {
+    const BYTES: usize = 3 * QUAD_BYTES;
+    const LARGEST: usize = 7;
+
+    #[inline(always)]
+    fn fold(quads: &[Quad], folded: &mut [u8]) {
+        for (i, row) in folded.chunks_exact_mut(QUAD_BYTES).enumerate() {
+            fill_row(row, |r| {
+                // Low pairs of quads 6 and 7, then their third bits.
+                let shared = match i {
+                    0 | 1 => (quads[6 + i][r] & 0x0303_0303) << 6,
+                    _ => (quads[6][r] & 0x0404_0404) << 4 | (quads[7][r] & 0x0404_0404) << 5,
+                };
+                quads[2 * i][r] | quads[2 * i + 1][r] << 3 | shared
+            });
+        }
+    }
+
+    #[inline(always)]
+    fn code(folded: &[u8], quad: usize, p: usize) -> u8 {
+        let row = |i: usize| folded[i * QUAD_BYTES + p];
+        match quad {
+            6 | 7 => row(quad - 6) >> 6 | (row(2) >> quad & 1) << 2,
+            _ => row(quad / 2) >> (3 * (quad % 2)) & 7,
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn pair<S: Simd>(folded: *const u8, quad: usize, vector: usize) -> [S::Codes; 2] {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let row = |i: usize| load_row::<S>(folded, i, vector);
+            if quad == 6 {
+                let [even, odd] = [row(0), row(1)].map(|row| S::bits(row, 6, 0, 3));
+                [S::or_bits(even, row(2), 6, 2, 4), S::or_bits(odd, row(2), 7, 2, 4)]
+            } else {
+                let row = row(quad / 2);
+                [S::bits(row, 0, 0, 7), S::bits(row, 3, 0, 7)]
+            }
+        }
+    }
+}
+
+/// Ternary digits, five a byte. A byte is the fraction whose digits they are, the first the highest, in 256ths and rounded up:
+/// digit n is what three times the fraction part of byte * 3^n carries out.
+pub(super) struct Digits;
+
+impl Digits {
+    const OF_BYTE: usize = 5;
+    const VALUES: u16 = 3u16.pow(Self::OF_BYTE as u32);
+}
+
+impl Folding for Digits {
+    const BLOCKS: usize = 8;
+    const BYTES: usize = (Self::BLOCKS * QUADS).div_ceil(Self::OF_BYTE) * QUAD_BYTES;
+    const LARGEST: usize = 2;
+
+    #[inline(always)]
+    fn fold(quads: &[Quad], folded: &mut [u8]) {
+        for (five, row) in quads.chunks(Self::OF_BYTE).zip(folded.chunks_exact_mut(QUAD_BYTES)) {
+            // Four bytes at a time: no byte of the sum reaches 256.
+            fill_row(row, |r| {
+                let digit = |i: usize| five.get(i).map_or(0, |quad| quad[r]);
+                (0..Self::OF_BYTE).fold(0, |value, i| 3 * value + digit(i))
+            });
+            row.iter_mut().for_each(|b| *b = (u16::from(*b) * 256).div_ceil(Self::VALUES) as u8);
+        }
+    }
+
+    #[inline(always)]
+    fn code(folded: &[u8], quad: usize, p: usize) -> u8 {
+        let byte = folded[quad / Self::OF_BYTE * QUAD_BYTES + p];
+        let fraction = byte.wrapping_mul(3u8.pow((quad % Self::OF_BYTE) as u32));
+        ((u16::from(fraction) * 3) >> 8) as u8
+    }
+
+    #[inline(always)]
+    unsafe fn pair<S: Simd>(folded: *const u8, quad: usize, vector: usize) -> [S::Codes; 2] {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let digit = |quad: usize| {
+                let row = load_row::<S>(folded, quad / Self::OF_BYTE, vector);
+                S::digit(row, POWERS_OF_3[quad % Self::OF_BYTE])
+            };
+            [digit(quad), digit(quad + 1)]
+        }
+    }
+}
+
+static POWERS_OF_3: [i16; Digits::OF_BYTE] = [1, 3, 9, 27, 81];

@@ -9,8 +9,11 @@
 //! they are multiplied ([`super::panel`]): a unit is the 32 rows' file blocks, one after another.
 
 use super::{
-    codes::{Bytes, FiveBits, Folding, Nibbles, SixBits},
-    scales::{Halves, HalvesAndMinima, Header, SignedBytes, SixBitPairs},
+    codes::{self, Bytes, Digits, FiveBits, Folding, Nibbles, OneBit, ThreeBits, TwoBits},
+    scales::{
+        Halves, HalvesAndMinima, Header, NibblePairs, PowersOfTwo, SignedBytes, SixBitPairs, SixBits,
+        SmallFloats,
+    },
 };
 use crate::blocks::{BlockFormat, Scales};
 
@@ -106,20 +109,30 @@ macro_rules! formats {
             type Header = $header;
             type Folding = $folding;
         }
-        // A group takes exactly the file's bytes, and every vector in it is aligned.
+        // A group takes exactly the file's bytes, and every vector in it is aligned (in MXFP4, those of 256 bits).
         const _: () = assert!($name::UNIT_BYTES == GROUP_ROWS * $name::FORMAT.block_bytes());
-        const _: () = assert!($name::HEADER_BYTES % 64 == 0 && <$folding>::BYTES % 64 == 0);
+        const _: () = assert!($name::HEADER_BYTES % 32 == 0 && <$folding>::BYTES % 64 == 0);
     )*};
 }
 formats! {
+    Q1_0: Halves<0>, OneBit;
+    Q2_0: Halves<0>, TwoBits;
     Q4_0: Halves<0>, Nibbles;
     Q4_1: HalvesAndMinima, Nibbles;
     Q5_0: Halves<0>, FiveBits;
     Q5_1: HalvesAndMinima, FiveBits;
     Q8_0: Halves<0>, Bytes;
+    Q2_K: NibblePairs, TwoBits;
+    Q3_K: SixBits<16, 108>, ThreeBits;
     Q4_K: SixBitPairs, Nibbles;
     Q5_K: SixBitPairs, FiveBits;
-    Q6_K: SignedBytes, SixBits;
+    Q6_K: SignedBytes, codes::SixBits;
+    IQ4_NL: Halves<0>, Nibbles;
+    IQ4_XS: SixBits<8, 0>, Nibbles;
+    TQ1_0: Halves<52>, Digits;
+    TQ2_0: Halves<64>, TwoBits;
+    MXFP4: PowersOfTwo, Nibbles;
+    NVFP4: SmallFloats, Nibbles;
 }
 
 /// Greatest code of a format whose fields go up to `field`; greatest magnitude where codes are signed bytes.
@@ -151,14 +164,24 @@ macro_rules! with_format {
             }};
         }
         match $format {
+            B::Q1_0 => with!(Q1_0),
+            B::Q2_0 => with!(Q2_0),
             B::Q4_0 => with!(Q4_0),
             B::Q4_1 => with!(Q4_1),
             B::Q5_0 => with!(Q5_0),
             B::Q5_1 => with!(Q5_1),
             B::Q8_0 => with!(Q8_0),
+            B::Q2_K => with!(Q2_K),
+            B::Q3_K => with!(Q3_K),
             B::Q4_K => with!(Q4_K),
             B::Q5_K => with!(Q5_K),
             B::Q6_K => with!(Q6_K),
+            B::IQ4_NL => with!(IQ4_NL),
+            B::IQ4_XS => with!(IQ4_XS),
+            B::TQ1_0 => with!(TQ1_0),
+            B::TQ2_0 => with!(TQ2_0),
+            B::MXFP4 => with!(MXFP4),
+            B::NVFP4 => with!(NVFP4),
             B::F32 | B::F16 | B::BF16 => $other,
             _ => $panel,
         }
@@ -169,9 +192,7 @@ pub(super) use with_format;
 /// Whether a format is decoded to a panel before it is multiplied.
 pub(super) fn is_decoded_first(format: BlockFormat) -> bool {
     use BlockFormat as B;
-    let as_it_lies =
-        matches!(format, B::Q4_0 | B::Q4_1 | B::Q5_0 | B::Q5_1 | B::Q8_0 | B::Q4_K | B::Q5_K | B::Q6_K);
-    format.is_quantised() && !as_it_lies
+    matches!(format, B::IQ1_S | B::IQ1_M | B::IQ2_XXS | B::IQ2_XS | B::IQ2_S | B::IQ3_XXS | B::IQ3_S)
 }
 
 /// Bytes of a group of `cols` columns; `None` as for [`BlockFormat::row_bytes`].

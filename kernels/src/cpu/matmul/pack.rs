@@ -2,8 +2,7 @@
 //!
 //! A unit of a group is packed in three steps: the scales of each row go where the format's [`Header`] has them; the codes of
 //! all rows become quads, a byte a code; the quads are folded to the format's bits ([`Folding`]). The middle step is where the
-//! time goes. Formats of plain bits take words of all rows side by side ([`super::transpose`]) and pick the codes out of 32 words
-//! at a time; the others unpack one row's block after the other.
+//! time goes: words of all rows lie side by side ([`super::transpose`]), and codes are picked out of 32 words at a time.
 
 use super::{
     codes::{Folding, Quad},
@@ -12,7 +11,7 @@ use super::{
     scales::Header,
     transpose::{FileRows, Transpose},
 };
-use crate::blocks::{BlockFormat, MAX_BLOCK_LEN, unpack_fields};
+use crate::blocks::{BlockFormat, MAX_BLOCK_LEN};
 
 /// Packs whole rows of `cols` columns into `out`, which holds zeros: groups of 32 rows, of which the last may have fewer.
 ///
@@ -94,7 +93,9 @@ fn pack_quantised<F: Format, T: Transpose>(rows: &FileRows<'_, T>, group: &mut [
             rows.prefetch(block..block + block_bytes);
         }
         let (header, folded) = unit.split_at_mut(F::HEADER_BYTES);
-        rows.slices(block, block_bytes).enumerate().for_each(|(r, block)| F::Header::pack(block, r, header));
+        rows.slices(block, block_bytes)
+            .enumerate()
+            .for_each(|(r, block)| F::Header::pack(F::FORMAT, block, r, header));
         unpack_quads::<F, T>(rows, block, quads);
         let quads = quads.chunks_exact(F::Folding::BLOCKS * QUADS);
         for (quads, folded) in quads.zip(folded.chunks_exact_mut(F::Folding::BYTES)) {
@@ -104,7 +105,7 @@ fn pack_quantised<F: Format, T: Transpose>(rows: &FileRows<'_, T>, group: &mut [
 }
 
 /// The codes of the blocks at byte `block` of all rows, or the fields that choose them: what
-/// [`unpack_fields`] gives for each, four to a word.
+/// [`crate::blocks::unpack_fields`] gives for each, four to a word.
 #[inline(always)]
 fn unpack_quads<F: Format, T: Transpose>(rows: &FileRows<'_, T>, block: usize, quads: &mut [Quad]) {
     use BlockFormat as B;
@@ -127,39 +128,88 @@ fn unpack_quads<F: Format, T: Transpose>(rows: &FileRows<'_, T>, block: usize, q
                 nibbles(&rows.eight_words(block + 16 + BLOCK_COLS * i), quads);
             }
         }
-        B::Q5_K => {
-            let high = rows.eight_words(block + 16);
-            for (i, quads) in quads.as_chunks_mut::<{ 2 * QUADS }>().0.iter_mut().enumerate() {
-                nibbles(&rows.eight_words(block + 48 + BLOCK_COLS * i), quads);
-                for (field, quads) in quads.as_chunks_mut::<QUADS>().0.iter_mut().enumerate() {
-                    high_bits(&high, 2 * i + field, 0x0101_0101, quads);
+        B::Q5_K => q5_k(rows, block, quads),
+        B::Q6_K => q6_k(rows, block, quads),
+        B::Q1_0 => bits(&rows.four_words(block + 2), quads),
+        B::Q2_0 => neighbours(&rows.four_words(block + 2), quads),
+        B::Q2_K => two_bits(rows, block + 16, quads),
+        B::TQ2_0 => two_bits(rows, block, quads),
+        B::Q3_K => {
+            two_bits(rows, block + 32, quads);
+            let third = rows.eight_words(block);
+            for (bit, quads) in quads.as_chunks_mut::<QUADS>().0.iter_mut().enumerate() {
+                high_bits(&third, bit, 0x0101_0101, 2, quads);
+            }
+        }
+        B::TQ1_0 => {
+            digits(&rows.eight_words(block), &mut quads[..40]);
+            digits(&rows.four_words(block + 32), &mut quads[40..60]);
+            digits(&[rows.words(block + 48)], &mut quads[60..]);
+        }
+        B::IQ4_NL => nibbles(&rows.four_words(block + 2), quads),
+        B::MXFP4 => nibbles(&rows.four_words(block + 1), quads),
+        B::IQ4_XS => {
+            for (i, quads) in quads.as_chunks_mut::<QUADS>().0.iter_mut().enumerate() {
+                nibbles(&rows.four_words(block + 8 + 16 * i), quads);
+            }
+        }
+        B::NVFP4 => {
+            for (i, quads) in quads.as_chunks_mut::<QUADS>().0.iter_mut().enumerate() {
+                let words = rows.four_words(block + 4 + 16 * i);
+                for (words, quads) in words.chunks_exact(2).zip(quads.chunks_exact_mut(4)) {
+                    nibbles(words, quads);
                 }
             }
         }
-        B::Q6_K => {
-            for (half, quads) in quads.as_chunks_mut::<{ 4 * QUADS }>().0.iter_mut().enumerate() {
-                // The nibbles of a block are followed by those of the next, the high ones by the high ones.
-                let (low, high) = quads.split_at_mut(2 * QUADS);
-                for i in 0..2 {
-                    let words = rows.eight_words(block + 64 * half + BLOCK_COLS * i);
-                    low_nibbles(&words, &mut low[i * QUADS..]);
-                    high_nibbles(&words, &mut high[i * QUADS..]);
-                }
-                let words = rows.eight_words(block + 128 + BLOCK_COLS * half);
-                for (field, quads) in quads.as_chunks_mut::<QUADS>().0.iter_mut().enumerate() {
-                    high_bits(&words, 2 * field, 0x0303_0303, quads);
-                }
-            }
+        other => unreachable!("{other} is not packed by its codes"),
+    }
+}
+
+#[inline(always)]
+fn q5_k<T: Transpose>(rows: &FileRows<'_, T>, block: usize, quads: &mut [Quad]) {
+    let high = rows.eight_words(block + 16);
+    for (i, quads) in quads.as_chunks_mut::<{ 2 * QUADS }>().0.iter_mut().enumerate() {
+        nibbles(&rows.eight_words(block + 48 + BLOCK_COLS * i), quads);
+        for (field, quads) in quads.as_chunks_mut::<QUADS>().0.iter_mut().enumerate() {
+            high_bits(&high, 2 * i + field, 0x0101_0101, 4, quads);
         }
-        _ => {
-            for (r, block) in rows.slices(block, F::FORMAT.block_bytes()).enumerate() {
-                let mut fields = [0u8; MAX_BLOCK_LEN];
-                let fields = &mut fields[..F::FORMAT.block_len()];
-                unpack_fields(F::FORMAT, block, fields);
-                for (quad, four) in quads.iter_mut().zip(fields.as_chunks::<4>().0) {
-                    quad[r] = u32::from_le_bytes(*four);
-                }
-            }
+    }
+}
+
+#[inline(always)]
+fn q6_k<T: Transpose>(rows: &FileRows<'_, T>, block: usize, quads: &mut [Quad]) {
+    for (half, quads) in quads.as_chunks_mut::<{ 4 * QUADS }>().0.iter_mut().enumerate() {
+        // The nibbles of a block are followed by those of the next, the high ones by the high ones.
+        let (low, high) = quads.split_at_mut(2 * QUADS);
+        for i in 0..2 {
+            let words = rows.eight_words(block + 64 * half + BLOCK_COLS * i);
+            low_nibbles(&words, &mut low[i * QUADS..]);
+            high_nibbles(&words, &mut high[i * QUADS..]);
+        }
+        let words = rows.eight_words(block + 128 + BLOCK_COLS * half);
+        for (field, quads) in quads.as_chunks_mut::<QUADS>().0.iter_mut().enumerate() {
+            high_bits(&words, 2 * field, 0x0303_0303, 4, quads);
+        }
+    }
+}
+
+/// A bit a code, which is 0 or 2.
+#[inline(always)]
+fn bits(words: &[Quad; 4], quads: &mut [Quad]) {
+    for (words, quads) in words.iter().zip(quads.as_chunks_mut::<8>().0) {
+        for (i, quad) in quads.iter_mut().enumerate() {
+            set(quad, words, |w| four_bits(w, i) << 1);
+        }
+    }
+}
+
+/// Four neighbours a byte.
+#[inline(always)]
+fn neighbours(words: &[Quad; 4], quads: &mut [Quad]) {
+    for (words, quads) in words.iter().zip(quads.as_chunks_mut::<4>().0) {
+        for (i, quad) in quads.iter_mut().enumerate() {
+            let byte = |w: u32| w >> (8 * i) & 255;
+            set(quad, words, |w| (byte(w) | byte(w) << 6 | byte(w) << 12 | byte(w) << 18) & 0x0303_0303);
         }
     }
 }
@@ -187,22 +237,54 @@ fn high_nibbles(words: &[Quad], quads: &mut [Quad]) {
     quads.iter_mut().zip(words).for_each(|(quad, words)| set(quad, words, |w| w >> 4 & 0x0f0f_0f0f));
 }
 
-/// Puts the bits `mask << shift` of words on top of the nibbles of quads.
+/// Puts the bits `mask << shift` of words at bit `to` of quads, which have none there.
 #[inline(always)]
-fn high_bits(words: &[Quad; QUADS], shift: usize, mask: u32, quads: &mut [Quad; QUADS]) {
+fn high_bits(words: &[Quad; QUADS], shift: usize, mask: u32, to: usize, quads: &mut [Quad; QUADS]) {
     for (quad, words) in quads.iter_mut().zip(words) {
-        quad.iter_mut().zip(words).for_each(|(quad, word)| *quad |= (word >> shift & mask) << 4);
+        quad.iter_mut().zip(words).for_each(|(quad, word)| *quad |= (word >> shift & mask) << to);
     }
 }
 
 /// Puts the bits of a word, four for each quad, on top of the nibbles of quads.
 #[inline(always)]
 fn fifth_bits(words: &Quad, quads: &mut [Quad]) {
-    for (q, quad) in quads.iter_mut().enumerate() {
-        for (quad, word) in quad.iter_mut().zip(words) {
-            // Bit i to bit 8i.
-            let spread = (word >> (4 * q) & 15).wrapping_mul(0x0020_4081) & 0x0101_0101;
-            *quad |= spread << 4;
+    for (i, quad) in quads.iter_mut().enumerate() {
+        quad.iter_mut().zip(words).for_each(|(quad, word)| *quad |= four_bits(*word, i) << 4);
+    }
+}
+
+/// Bits `4 * i ..` of a word, one in each byte.
+#[inline(always)]
+fn four_bits(word: u32, i: usize) -> u32 {
+    // Bit i to bit 8i.
+    (word >> (4 * i) & 15).wrapping_mul(0x0020_4081) & 0x0101_0101
+}
+
+/// Bits 0-1 of 32 bytes, bits 2-3, and so on, for each 128 codes.
+#[inline(always)]
+fn two_bits<T: Transpose>(rows: &FileRows<'_, T>, at: usize, quads: &mut [Quad]) {
+    for (i, quads) in quads.as_chunks_mut::<{ 4 * QUADS }>().0.iter_mut().enumerate() {
+        let words = rows.eight_words(at + BLOCK_COLS * i);
+        for (field, quads) in quads.as_chunks_mut::<QUADS>().0.iter_mut().enumerate() {
+            quads
+                .iter_mut()
+                .zip(&words)
+                .for_each(|(quad, words)| set(quad, words, |w| w >> (2 * field) & 0x0303_0303));
         }
+    }
+}
+
+/// The first ternary digits of all bytes, then the second ones, and so on ([`super::codes::Digits`]).
+#[inline(always)]
+fn digits(words: &[Quad], quads: &mut [Quad]) {
+    const EVEN: u32 = 0x00ff_00ff;
+    let mut power = 1;
+    for quads in quads.chunks_exact_mut(words.len()) {
+        // Two bytes at a time, each in the lower half of sixteen bits.
+        let two = |bytes: u32| (((bytes * power) & EVEN) * 3) >> 8 & EVEN;
+        for (quad, words) in quads.iter_mut().zip(words) {
+            set(quad, words, |w| two(w & EVEN) | two(w >> 8 & EVEN) << 8);
+        }
+        power *= 3;
     }
 }

@@ -4,13 +4,12 @@
 //! A packed group is made of **units**: the file blocks of the same columns of the 32 rows, one after another, so that a group
 //! is one linear stream of exactly the file's bytes. A **panel** is what [`Codes::DECODED_BYTES`] says, for up to
 //! [`PANEL_BLOCKS`] blocks of 32 columns: for each block its tables, then its quads. Plain Rust, compiled once for each
-//! instruction set; but codes that come from a table of sixteen stay nibbles here, and each instruction set looks them up by
-//! its own means.
+//! instruction set.
 
 use super::layout::{BLOCK_COLS, Codes, GROUP_ROWS};
 use crate::blocks::{self, BlockFormat, MAX_BLOCK_LEN, unpack_fields};
 
-/// Blocks of a panel: it stays in the first-level cache (24 KB at most), and is a whole number of units of every format.
+/// Blocks of a panel: it stays in the first-level cache (20 KB at most), and is a whole number of units of every format.
 pub(super) const PANEL_BLOCKS: usize = 16;
 const _: () = assert!((PANEL_BLOCKS * BLOCK_COLS).is_multiple_of(MAX_BLOCK_LEN));
 
@@ -40,14 +39,10 @@ macro_rules! with_panel {
         }
         use $crate::cpu::matmul::panel::PanelCodes;
         match $format {
-            B::Q1_0 | B::Q2_0 | B::TQ1_0 | B::TQ2_0 | B::MXFP4 | B::IQ1_S | B::IQ3_S => {
-                with!(PanelCodes<1, 15, false>)
-            }
+            B::IQ1_S | B::IQ3_S => with!(PanelCodes<1, 15, false>),
             B::IQ2_XXS | B::IQ3_XXS => with!(PanelCodes<1, 63, false>),
-            B::IQ4_NL | B::IQ4_XS => with!(PanelCodes<1, 127, false>),
-            B::Q3_K | B::NVFP4 | B::IQ1_M => with!(PanelCodes<2, 15, false>),
+            B::IQ1_M => with!(PanelCodes<2, 15, false>),
             B::IQ2_XS | B::IQ2_S => with!(PanelCodes<2, 63, false>),
-            B::Q2_K => with!(PanelCodes<2, 3, true>),
             other => unreachable!("{other} is multiplied as it lies in memory"),
         }
     }};
@@ -59,7 +54,7 @@ pub(super) fn panel_bytes(format: BlockFormat) -> usize {
     with_panel!(format, P => PANEL_BLOCKS * P::DECODED_BYTES)
 }
 
-/// Decodes units to a panel of as many blocks. Where the format has a code table, codes are the fields that choose in it.
+/// Decodes units to a panel of as many blocks.
 ///
 /// # Panics
 /// When `panel` is too small.
@@ -76,7 +71,7 @@ pub(super) fn decode_units(format: BlockFormat, units: &[u8], panel: &mut [u32])
             }
         };
     }
-    decode!(Q1_0 Q2_0 Q2_K Q3_K IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ4_NL IQ4_XS TQ1_0 TQ2_0 MXFP4 NVFP4);
+    decode!(IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S);
 }
 
 #[inline(always)]

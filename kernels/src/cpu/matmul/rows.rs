@@ -29,7 +29,8 @@ const BLOCKS_IN_PIECE: usize = 128;
 const ROUNDER: f32 = 12_582_912.0;
 
 /// Code offsets that formats subtract, and into how many sums a block's activations fall for them.
-const STARTS: [(i32, usize); 5] = [(8, 1), (16, 1), (128, 1), (32, 2), (128, 2)];
+const STARTS: [(i32, usize); 9] =
+    [(1, 1), (8, 1), (12, 1), (16, 1), (128, 1), (4, 2), (12, 2), (32, 2), (128, 2)];
 
 /// Which of `STARTS` a format needs.
 fn start_kind(format: BlockFormat) -> Option<usize> {
@@ -338,7 +339,9 @@ pub(super) mod tests {
         assert_eq!(codes[..6], [127, -127, 0, 2, -2, 63]);
         assert_eq!((scale, scaled_sum, scaled_half_sums), (vec![1.0], vec![103.0], vec![63.0, 40.0]));
         let halves = |offset: i32| vec![-offset * 63, -offset * 40];
-        assert_eq!(starts, [vec![-8 * 103], vec![-16 * 103], vec![-128 * 103], halves(32), halves(128)]);
+        let wanted =
+            STARTS.map(|(offset, sums)| if sums == 1 { vec![-offset * 103] } else { halves(offset) });
+        assert_eq!(starts, wanted);
     }
 
     #[test]

@@ -7,9 +7,15 @@
 //! | [`HalvesAndMinima`] | 32 f16 scales, 32 f16 minima |
 //! | [`SixBitPairs`] | 32 f16 scales, 32 f16 minima, the file's 12 bytes of eight 6-bit pairs as `[12][32]` |
 //! | [`SignedBytes`] | 32 f16 scales, sixteen i8 scales as `[16][32]` |
+//! | [`SixBits`] | 32 f16 scales; low nibbles of two 6-bit scales a byte, `[n / 2][32]`; high pairs of four, `[n / 4][32]` |
+//! | [`NibblePairs`] | 32 f16 scales, 32 f16 minima, nibbles of a scale and a minimum as `[16][32]` |
+//! | [`PowersOfTwo`] | 32 exponents |
+//! | [`SmallFloats`] | four E4M3 as `[4][32]` |
 
 use super::{layout::GROUP_ROWS, simd::Simd};
-use crate::blocks::{Scales, six_bit_pair};
+use crate::blocks::{
+    BlockFormat, Scales, half_of_power, half_of_small_float, plain_small_float, six_bit_pair, six_bit_scale,
+};
 use half::f16;
 
 /// A way to keep the scales of a unit.
@@ -18,7 +24,7 @@ pub(super) trait Header {
     const BYTES: usize;
 
     /// Takes the scales of row `row` from its file block.
-    fn pack(block: &[u8], row: usize, header: &mut [u8]);
+    fn pack(format: BlockFormat, block: &[u8], row: usize, header: &mut [u8]);
 
     /// The scales of row `row` for part `part` of the unit (parts have a scale each).
     fn scales(header: &[u8], part: usize, row: usize) -> Scales;
@@ -72,7 +78,7 @@ impl<const AT: usize> Header for Halves<AT> {
     const BYTES: usize = 2;
 
     #[inline(always)]
-    fn pack(block: &[u8], row: usize, header: &mut [u8]) {
+    fn pack(_format: BlockFormat, block: &[u8], row: usize, header: &mut [u8]) {
         pack_half(block, AT, row, 0, header);
     }
 
@@ -95,7 +101,7 @@ impl Header for HalvesAndMinima {
     const BYTES: usize = 4;
 
     #[inline(always)]
-    fn pack(block: &[u8], row: usize, header: &mut [u8]) {
+    fn pack(_format: BlockFormat, block: &[u8], row: usize, header: &mut [u8]) {
         pack_half(block, 0, row, 0, header);
         pack_half(block, 2, row, 1, header);
     }
@@ -119,8 +125,8 @@ impl Header for SixBitPairs {
     const BYTES: usize = 4 + 12;
 
     #[inline(always)]
-    fn pack(block: &[u8], row: usize, header: &mut [u8]) {
-        HalvesAndMinima::pack(block, row, header);
+    fn pack(format: BlockFormat, block: &[u8], row: usize, header: &mut [u8]) {
+        HalvesAndMinima::pack(format, block, row, header);
         pack_bytes(&block[4..16], row, 4, header);
     }
 
@@ -164,7 +170,7 @@ impl Header for SignedBytes {
     const BYTES: usize = 2 + 16;
 
     #[inline(always)]
-    fn pack(block: &[u8], row: usize, header: &mut [u8]) {
+    fn pack(_format: BlockFormat, block: &[u8], row: usize, header: &mut [u8]) {
         pack_half(block, 208, row, 0, header);
         pack_bytes(&block[192..208], row, 2, header);
     }
@@ -182,5 +188,133 @@ impl Header for SignedBytes {
             let scale = S::signed_bytes(bytes::<S>(header, 2 + part, vector));
             (S::mul(halves::<S>(header, 0, vector), scale), S::floats(0.0))
         }
+    }
+}
+
+/// An f16 at byte `AT` of the file block, and `PARTS` 6-bit numbers that, less 32, multiply it: Q3_K and IQ4_XS.
+pub(super) struct SixBits<const PARTS: usize, const AT: usize>;
+
+impl<const PARTS: usize, const AT: usize> SixBits<PARTS, AT> {
+    const NIBBLES: usize = 2;
+    const PAIRS: usize = Self::NIBBLES + PARTS / 2;
+}
+
+impl<const PARTS: usize, const AT: usize> Header for SixBits<PARTS, AT> {
+    const BYTES: usize = Self::PAIRS + PARTS / 4;
+
+    #[inline(always)]
+    fn pack(format: BlockFormat, block: &[u8], row: usize, header: &mut [u8]) {
+        pack_half(block, AT, row, 0, header);
+        let mut folded = [0u8; 16];
+        for part in 0..PARTS {
+            let scale = six_bit_scale(format, block, part);
+            folded[part / 2] |= (scale & 15) << (4 * (part % 2));
+            folded[PARTS / 2 + part / 4] |= (scale >> 4) << (2 * (part % 4));
+        }
+        pack_bytes(&folded[..Self::BYTES - Self::NIBBLES], row, Self::NIBBLES, header);
+    }
+
+    #[inline(always)]
+    fn scales(header: &[u8], part: usize, row: usize) -> Scales {
+        let byte = |table: usize| header[table * GROUP_ROWS + row];
+        let low = byte(Self::NIBBLES + part / 2) >> (4 * (part % 2)) & 15;
+        let high = byte(Self::PAIRS + part / 4) >> (2 * (part % 4)) & 3;
+        Scales { scale: half(header, 0, row) * (f32::from(low | high << 4) - 32.0), minimum: 0.0 }
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(header: *const u8, part: usize, vector: usize) -> (S::Floats, S::Floats) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let low = bytes::<S>(header, Self::NIBBLES + part / 2, vector);
+            let high = bytes::<S>(header, Self::PAIRS + part / 4, vector);
+            let scale = S::lane_or(
+                S::lane_bits(low, 4 * (part % 2), 0, 15),
+                S::lane_bits(high, 2 * (part % 4), 4, 0x30),
+            );
+            let scale = S::signed_bytes(S::lane_subtract(scale, 32));
+            (S::mul(halves::<S>(header, 0, vector), scale), S::floats(0.0))
+        }
+    }
+}
+
+/// Two f16, and sixteen pairs of nibbles that multiply them, the second one subtracted: Q2_K.
+pub(super) struct NibblePairs;
+
+impl Header for NibblePairs {
+    const BYTES: usize = 4 + 16;
+
+    #[inline(always)]
+    fn pack(_format: BlockFormat, block: &[u8], row: usize, header: &mut [u8]) {
+        pack_half(block, 80, row, 0, header);
+        pack_half(block, 82, row, 1, header);
+        pack_bytes(&block[..16], row, 4, header);
+    }
+
+    #[inline(always)]
+    fn scales(header: &[u8], part: usize, row: usize) -> Scales {
+        let both = header[(4 + part) * GROUP_ROWS + row];
+        Scales {
+            scale: half(header, 0, row) * f32::from(both & 15),
+            minimum: -(half(header, 1, row) * f32::from(both >> 4)),
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(header: *const u8, part: usize, vector: usize) -> (S::Floats, S::Floats) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let both = bytes::<S>(header, 4 + part, vector);
+            let nibble = |from: usize| S::unsigned_bytes(S::lane_bits(both, from, 0, 15));
+            let minimum = S::mul(halves::<S>(header, 1, vector), nibble(4));
+            (S::mul(halves::<S>(header, 0, vector), nibble(0)), S::mul(minimum, S::floats(-1.0)))
+        }
+    }
+}
+
+/// The exponent of a power of two, of which half is the scale: MXFP4.
+pub(super) struct PowersOfTwo;
+
+impl Header for PowersOfTwo {
+    const BYTES: usize = 1;
+
+    #[inline(always)]
+    fn pack(_format: BlockFormat, block: &[u8], row: usize, header: &mut [u8]) {
+        pack_bytes(&block[..1], row, 0, header);
+    }
+
+    #[inline(always)]
+    fn scales(header: &[u8], _part: usize, row: usize) -> Scales {
+        Scales { scale: half_of_power(header[row]), minimum: 0.0 }
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(header: *const u8, _part: usize, vector: usize) -> (S::Floats, S::Floats) {
+        // SAFETY: as the caller promises.
+        unsafe { (S::halves_of_powers(bytes::<S>(header, 0, vector)), S::floats(0.0)) }
+    }
+}
+
+/// Four floats of eight bits, of which half is the scale: NVFP4.
+pub(super) struct SmallFloats;
+
+impl Header for SmallFloats {
+    const BYTES: usize = 4;
+
+    #[inline(always)]
+    fn pack(_format: BlockFormat, block: &[u8], row: usize, header: &mut [u8]) {
+        let plain: [u8; 4] = std::array::from_fn(|part| plain_small_float(block[part]));
+        pack_bytes(&plain, row, 0, header);
+    }
+
+    #[inline(always)]
+    fn scales(header: &[u8], part: usize, row: usize) -> Scales {
+        Scales { scale: half_of_small_float(header[part * GROUP_ROWS + row]), minimum: 0.0 }
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(header: *const u8, part: usize, vector: usize) -> (S::Floats, S::Floats) {
+        // SAFETY: as the caller promises.
+        unsafe { (S::halves_of_small_floats(bytes::<S>(header, part, vector)), S::floats(0.0)) }
     }
 }

@@ -46,6 +46,8 @@ pub(super) trait Simd: Copy {
     /// Adds 16 to each nibble whose bit is set; a bit for each byte of a vector at `bits`.
     unsafe fn add_fifth_bits(nibbles: Self::Codes, bits: *const u8) -> Self::Codes;
 
+    /// The ternary digit of each byte that the power of 3 moves to the front ([`super::codes::Digits`]).
+    unsafe fn digit(codes: Self::Codes, power: i16) -> Self::Codes;
     /// The byte of a table of sixteen that each code (0-15) chooses.
     unsafe fn look_up(table: &[u8; 16], codes: Self::Codes) -> Self::Codes;
 
@@ -94,8 +96,14 @@ pub(super) trait Simd: Copy {
     unsafe fn lane_bits(bytes: Self::LaneBytes, from: usize, to: usize, mask: u8) -> Self::LaneBytes;
     /// The bits of both.
     unsafe fn lane_or(a: Self::LaneBytes, b: Self::LaneBytes) -> Self::LaneBytes;
+    /// Each byte less a number.
+    unsafe fn lane_subtract(bytes: Self::LaneBytes, number: i8) -> Self::LaneBytes;
     /// Unsigned lane bytes as floats.
     unsafe fn unsigned_bytes(bytes: Self::LaneBytes) -> Self::Floats;
     /// Signed lane bytes as floats.
     unsafe fn signed_bytes(bytes: Self::LaneBytes) -> Self::Floats;
+    /// As [`crate::blocks::half_of_power`].
+    unsafe fn halves_of_powers(exponents: Self::LaneBytes) -> Self::Floats;
+    /// As [`crate::blocks::half_of_small_float`].
+    unsafe fn halves_of_small_floats(bits: Self::LaneBytes) -> Self::Floats;
 }

@@ -166,20 +166,29 @@ pub(super) unsafe fn decode_group<S: Simd, F: Format>(group: *const u8, blocks: 
     }
 }
 
-/// Bytes of a thread's decoded group or panel; 0 when groups are read as they are. From `rows_to_decode` rows of activations
-/// on, decoding a group once to bytes pays for 5- and 6-bit codes and for 6-bit scales.
+/// Whether many rows of activations pay for decoding a group of a format once to bytes and f32 scales.
+pub(super) const fn pays_to_decode(format: BlockFormat) -> bool {
+    use BlockFormat as B;
+    matches!(
+        format,
+        B::Q5_0 | B::Q5_1 | B::Q2_K | B::Q3_K | B::Q4_K | B::Q5_K | B::Q6_K | B::IQ4_XS | B::TQ1_0
+    )
+}
+
+/// Bytes of a thread's decoded group or panel; 0 when groups are read as they are.
 pub(super) fn decoded_group_bytes(
     rows_to_decode: usize,
     format: BlockFormat,
     m: usize,
     cols: usize,
 ) -> usize {
-    let tables = match format {
-        BlockFormat::Q5_0 => 1,
-        BlockFormat::Q5_1 | BlockFormat::Q4_K | BlockFormat::Q5_K | BlockFormat::Q6_K => 2,
-        _ if is_decoded_first(format) => return panel::panel_bytes(format),
-        _ => return 0,
-    };
+    if is_decoded_first(format) {
+        return panel::panel_bytes(format);
+    }
+    if !pays_to_decode(format) || m < rows_to_decode {
+        return 0;
+    }
+    let tables = BLOCK_COLS / format.scale_span() * (1 + usize::from(format.has_minimum()));
     let bytes = cols / BLOCK_COLS * (tables * GROUP_ROWS * 4 + QUADS * QUAD_BYTES);
-    if m >= rows_to_decode && bytes <= LARGEST_DECODED_GROUP { bytes } else { 0 }
+    if bytes <= LARGEST_DECODED_GROUP { bytes } else { 0 }
 }

@@ -232,6 +232,51 @@ proptest! {
     }
 }
 
+/// A prompt's rows, of which only so many differ that the twin need not compute all: a prime number, so that equal rows fall
+/// in different places of tiles and pieces.
+#[test]
+fn five_hundred_rows_have_the_bits_of_one() {
+    const M: usize = 512;
+    const DISTINCT: usize = 37;
+    let pools = [1, 3].map(Pool::new);
+    for format in BlockFormat::ALL {
+        let mut random = Random(29);
+        let mut scratch = RowsScratch::new();
+        let (rows, cols) = (70, cols_of(format, 9, 5));
+        let weight = Matrix::random(&mut random, Isa::best(), format, rows, cols).packed;
+        let distinct = random.activations(DISTINCT * cols);
+        let want = bits(&twin(&weight, &distinct));
+        let input: Vec<f32> = distinct.iter().copied().cycle().take(M * cols).collect();
+        for (pool, isa) in pools.iter().flat_map(|p| Isa::available().into_iter().map(move |isa| (p, isa))) {
+            let got = bits(&product(pool, isa, &[&weight], &input, M, &mut scratch)[0]);
+            let want = want.chunks_exact(rows).cycle();
+            let wrong = got.chunks_exact(rows).zip(want).filter(|(got, want)| got != want).count();
+            assert_eq!(wrong, 0, "rows of {M}: {format} {}, {} threads", isa.name(), pool.threads());
+        }
+    }
+}
+
+/// Codes beyond what a kernel's sums have room for would overflow them in silence.
+#[test]
+fn no_bytes_make_a_code_beyond_the_bound_of_its_kernel() {
+    let mut random = Random(31);
+    for format in BlockFormat::ALL {
+        let (largest, offset) = layout::with_format!(format, F => {
+            use layout::Codes;
+            (F::LARGEST as i32, F::OFFSET)
+        }, panel => continue, _ => continue);
+        let mut seen = 0;
+        for _ in 0..2000 {
+            let block: Vec<u8> = (0..format.block_bytes()).map(|_| (random.next() >> 33) as u8).collect();
+            let mut codes = vec![0; format.block_len()];
+            blocks::unpack_codes(format, &block, &mut codes);
+            let size = |&c: &u8| if offset == 128 { (i32::from(c) - 128).abs() } else { i32::from(c) };
+            seen = codes.iter().map(size).fold(seen, i32::max);
+        }
+        assert!(largest / 2 < seen && seen <= largest, "{format}: {seen} of {largest}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 

@@ -6,11 +6,11 @@
 use super::{
     GroupJob,
     codes::Folding,
-    layout::{BLOCK_COLS, Codes, Format, GROUP_ROWS, QUAD_BYTES, QUADS},
+    layout::{BLOCK_COLS, Codes, Format, GROUP_ROWS, QUADS},
     panel::PANEL_BLOCKS,
     rows::Rows,
     simd::Simd,
-    source::{Decoded, Packed, Source, decode_group, decoded_group_bytes},
+    source::{Decoded, Packed, Source, decode_group, decoded_group_bytes, pays_to_decode},
 };
 use std::{marker::PhantomData, ops::Range};
 
@@ -46,7 +46,7 @@ impl Plan {
             _ if bits == 8 => whole,
             ..=4 if !k_quant => whole,
             ..=6 => fetching,
-            7..=8 if bits == 6 => Self::blocked::<F>(S::TILE_ROWS.min(4)),
+            7..=8 if F::SPANS == 2 => Self::blocked::<F>(S::TILE_ROWS.min(4)),
             7..=8 => Self { tile_rows: widest::<S>(), ..fetching },
             9..=24 if k_quant || !F::HAS_MINIMUM => Self::blocked::<F>(S::TILE_ROWS),
             _ => whole,
@@ -74,7 +74,9 @@ const fn widest<S: Simd>() -> usize {
 pub(super) unsafe fn run<S: Simd, F: Format>(job: &GroupJob) {
     let blocks = job.cols / BLOCK_COLS;
     let plan = Plan::new::<S, F>(job.m, blocks);
-    let decode = decoded_group_bytes(S::ROWS_TO_DECODE, F::FORMAT, job.m, job.cols) > 0;
+    // A constant first, so that the other formats have no kernel for decoded groups.
+    let decode = const { pays_to_decode(F::FORMAT) }
+        && decoded_group_bytes(S::ROWS_TO_DECODE, F::FORMAT, job.m, job.cols) > 0;
     for g in 0..job.count {
         // SAFETY: as the caller promises; `g` is one of the job's groups.
         unsafe {
@@ -117,15 +119,6 @@ pub(super) unsafe fn run_panels<S: Simd, C: Codes>(job: &GroupJob) {
                 let words = part.len() * C::DECODED_BYTES / 4;
                 S::decode_units(job.format, units, std::slice::from_raw_parts_mut(job.decoded.cast(), words));
                 let source = Decoded::<C>::starting_with(first, job.decoded);
-                if let Some(table) = job.format.code_table() {
-                    for b in part.clone() {
-                        let codes = source.codes(b).cast_mut();
-                        for at in (0..QUADS * QUAD_BYTES).step_by(S::LANES * 4) {
-                            let fields = S::load_codes(codes.add(at));
-                            S::store_codes(codes.add(at), S::look_up(table, fields));
-                        }
-                    }
-                }
                 walk::<S, C, _>(source, job, plan, part, output, stride);
             }
             finish_output(job, g);
