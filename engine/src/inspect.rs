@@ -6,8 +6,6 @@
 
 mod tensors;
 
-use std::sync::Arc;
-
 use serde::Serialize;
 use zllm_kernels::{
     backend::{Attention, KV_BLOCK_TOKENS, KvFormat},
@@ -260,7 +258,7 @@ fn shape(file: &GgufFile, spec: Option<&ModelSpec>) -> Shape {
 }
 
 fn kv_costs(spec: &ModelSpec, problems: &mut Vec<String>) -> Vec<KvCost> {
-    let backend = CpuBackend::new(Arc::new(Pool::new(1)), Isa::best());
+    let backend = CpuBackend::new(Pool::new(1), Isa::best());
     let layers = spec.kv_layers();
     let mut costs = Vec::new();
     for format in KvFormat::all() {

@@ -2,7 +2,7 @@
 //! No async, no clock, no socket, no device handle, no `unsafe`.
 //!
 //! Entry points: [`Engine`] answers prompts on the caller's thread; [`LoadedModel`] is what a daemon steps for many
-//! sequences at once; [`Oracle`] says what is right.
+//! sequences at once, or [`DeviceModel`] where several models share threads; [`Oracle`] says what is right.
 #![forbid(unsafe_code)]
 
 pub mod detokenizer;
@@ -27,7 +27,7 @@ pub mod tokenizer;
 pub use engine::{CancelHandle, Engine, GenerateError, KvFigures, Summary};
 pub use fingerprint::{FingerprintPart, StagesError};
 pub use generation::{Accepted, Alternative, Generation, NoLogits, ResumeError, Resumed, TokenReport};
-pub use loaded::{LoadError, LoadOptions, LoadedModel};
+pub use loaded::{DeviceModel, LoadError, LoadOptions, LoadedModel, cpu_backend};
 pub use message::Message;
 pub use oracle::{Oracle, Watched};
 pub use request::{
@@ -43,5 +43,5 @@ pub use template::TemplateChoice;
 pub use text_model::TextModel;
 pub use zllm_kernels::{
     backend::{KV_BLOCK_TOKENS, KvCodec, KvFormat, UnknownKvFormat},
-    cpu::isa::Isa,
+    cpu::{CpuBackend, isa::Isa},
 };

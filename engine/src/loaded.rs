@@ -1,6 +1,13 @@
 //! A model file, or one stage of it, on the CPU, ready to step: what one device thread owns.
+//!
+//! A [`DeviceModel`] borrows the device's backend for each call, so that all models of a device compute on the same threads;
+//! a [`LoadedModel`] has a backend of its own.
 
-use std::{ops::Range, path::Path, sync::Arc};
+use std::{
+    ops::{Deref, Range},
+    path::Path,
+    sync::Arc,
+};
 
 use zllm_kernels::{
     backend::{Attention, KV_BLOCK_TOKENS, KvFormat},
@@ -35,9 +42,9 @@ pub struct LoadOptions {
     pub name: Option<String>,
     /// Which part of the model is loaded.
     pub stage: Stage,
-    /// Threads of the kernels; more than there are cores makes everything slower.
+    /// Threads of the kernels, for a model with a backend of its own; more than there are cores makes everything slower.
     pub threads: usize,
-    /// Instruction set; `None`: the best that this machine has.
+    /// Likewise its instruction set; `None`: the best that this machine has.
     pub isa: Option<Isa>,
     /// How keys and values are kept.
     pub kv_format: KvFormat,
@@ -112,12 +119,43 @@ impl From<SpecError> for LoadError {
     }
 }
 
-/// A model, or one stage of it, on the CPU.
-pub struct LoadedModel {
+/// A model, or one stage of it, on a backend that it shares with the other models of the device.
+pub struct DeviceModel {
     text: Arc<TextModel>,
     runtime: Runtime<CpuBackend>,
     ram_blocks: u32,
     fingerprint: FingerprintPart,
+}
+
+/// A model, or one stage of it, on threads of its own.
+pub struct LoadedModel {
+    backend: CpuBackend,
+    model: DeviceModel,
+}
+
+impl Deref for LoadedModel {
+    type Target = DeviceModel;
+
+    fn deref(&self) -> &DeviceModel {
+        &self.model
+    }
+}
+
+/// The backend of a device: `threads` threads, on the processors `cores` if there are some, and an instruction set; `None`:
+/// the best that this machine has. The calling thread is one of them, and is kept to `cores` too ([`Pool::on_cores`]).
+///
+/// # Errors
+/// A number of threads, a processor or an instruction set that cannot work.
+pub fn cpu_backend(threads: usize, cores: &[usize], isa: Option<Isa>) -> Result<CpuBackend, LoadError> {
+    check_count("threads", threads, MAX_THREADS)?;
+    let isa = isa.unwrap_or_else(Isa::best);
+    if !isa.is_supported() {
+        let available: Vec<_> = Isa::available().into_iter().map(Isa::name).collect();
+        return Err(bad("isa", &isa.name(), &format!("this machine has {}", available.join(", "))));
+    }
+    let pool = if cores.is_empty() { Ok(Pool::new(threads)) } else { Pool::on_cores(threads, cores) };
+    let pool = pool.map_err(|error| bad("cores", &format!("{cores:?}"), error.reason))?;
+    Ok(CpuBackend::new(pool, isa))
 }
 
 impl LoadedModel {
@@ -130,7 +168,73 @@ impl LoadedModel {
         options: &LoadOptions,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, LoadError> {
-        let isa = check(options)?;
+        let mut backend = cpu_backend(options.threads, &[], options.isa)?;
+        let model = DeviceModel::load(&mut backend, path, options, progress)?;
+        Ok(Self { backend, model })
+    }
+
+    /// How many jobs its steps have handed to other threads so far; see [`Pool::jobs`].
+    pub fn jobs(&self) -> u64 {
+        self.backend.pool().jobs()
+    }
+
+    /// Computes one step; see [`Runtime::step`].
+    ///
+    /// # Errors
+    /// A batch that the runtime cannot compute; nothing was computed.
+    pub fn step(&mut self, rows: &[StepRow<'_>]) -> Result<Logits<'_>, StepError> {
+        self.model.runtime.step(&mut self.backend, rows)
+    }
+
+    /// Computes one stage of a step; see [`Runtime::step_stage`].
+    ///
+    /// # Errors
+    /// A batch that the runtime cannot compute; nothing was computed.
+    pub fn step_stage(
+        &mut self,
+        rows: &[StepRow<'_>],
+        hidden: Option<&[f32]>,
+    ) -> Result<StageOutput<'_>, StepError> {
+        self.model.step_stage(&mut self.backend, rows, hidden)
+    }
+
+    /// Copies one KV block to another; see [`Runtime::copy_block`].
+    ///
+    /// # Errors
+    /// One of them does not exist; nothing was copied.
+    pub fn copy_block(&mut self, from: u32, to: u32) -> Result<(), BlockError> {
+        self.model.copy_block(&mut self.backend, from, to)
+    }
+
+    /// Copies a KV block out; see [`Runtime::read_block`].
+    ///
+    /// # Errors
+    /// There is no such block, or `bytes` does not have the size of one.
+    pub fn read_block(&mut self, id: u32, bytes: &mut [u8]) -> Result<(), BlockError> {
+        self.model.read_block(&mut self.backend, id, bytes)
+    }
+
+    /// Brings a KV block back; see [`Runtime::write_block`].
+    ///
+    /// # Errors
+    /// There is no such block, or `bytes` does not have the size of one; nothing was written.
+    pub fn write_block(&mut self, id: u32, bytes: &[u8]) -> Result<(), BlockError> {
+        self.model.write_block(&mut self.backend, id, bytes)
+    }
+}
+
+impl DeviceModel {
+    /// Loads the model file at `path`, or the stage of it that `options` name, for `backend`: all later calls want the same.
+    ///
+    /// # Errors
+    /// A file that is not a model, a tensor without a kernel (by name), or an option that cannot work.
+    pub fn load(
+        backend: &mut CpuBackend,
+        path: &Path,
+        options: &LoadOptions,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Self, LoadError> {
+        check(options)?;
         let file = GgufFile::open(path)?;
         let spec = ModelSpec::read(&file, options.context_limit)?;
         let layers = options.stage.layers(spec.layers.len())?;
@@ -148,7 +252,6 @@ impl LoadedModel {
                 bad("template", &found, &error.to_string())
             })?;
         }
-        let backend = CpuBackend::new(Arc::new(Pool::new(options.threads)), isa);
         // Of the whole model, so that each stage has as many blocks as the others.
         let block_bytes = backend.kv_block_bytes(options.kv_format, &spec.kv_layers());
         let block_bytes = block_bytes.map_err(RuntimeError::from)? as u64;
@@ -168,7 +271,7 @@ impl LoadedModel {
             kv_locked: options.lock_memory,
         };
         let runtime = Runtime::load(backend, &file, spec, layers, limits, progress)?;
-        let kv = (options.kv_format, runtime.kv_layout());
+        let kv = (options.kv_format, backend.kv_layout());
         let hashes = runtime.content_hashes().clone();
         let fingerprint = FingerprintPart::new(&file, runtime.spec(), kv, text.tokenizer().ok(), hashes);
         Ok(Self { text: Arc::new(text), runtime, ram_blocks, fingerprint })
@@ -211,62 +314,53 @@ impl LoadedModel {
         self.runtime.weight_bytes() as u64
     }
 
-    /// Computes one step; see [`Runtime::step`].
-    ///
-    /// # Errors
-    /// A batch that the runtime cannot compute; nothing was computed.
-    pub fn step(&mut self, rows: &[StepRow<'_>]) -> Result<Logits<'_>, StepError> {
-        self.runtime.step(rows)
-    }
-
     /// Computes one stage of a step; see [`Runtime::step_stage`].
     ///
     /// # Errors
     /// A batch that the runtime cannot compute; nothing was computed.
     pub fn step_stage(
         &mut self,
+        backend: &mut CpuBackend,
         rows: &[StepRow<'_>],
         hidden: Option<&[f32]>,
     ) -> Result<StageOutput<'_>, StepError> {
-        self.runtime.step_stage(rows, hidden)
+        self.runtime.step_stage(backend, rows, hidden)
     }
 
     /// Copies one KV block to another; see [`Runtime::copy_block`].
     ///
     /// # Errors
     /// One of them does not exist; nothing was copied.
-    pub fn copy_block(&mut self, from: u32, to: u32) -> Result<(), BlockError> {
-        self.runtime.copy_block(from, to)
+    pub fn copy_block(&mut self, backend: &mut CpuBackend, from: u32, to: u32) -> Result<(), BlockError> {
+        self.runtime.copy_block(backend, from, to)
     }
 
     /// Copies a KV block out; see [`Runtime::read_block`].
     ///
     /// # Errors
     /// There is no such block, or `bytes` does not have the size of one.
-    pub fn read_block(&mut self, id: u32, bytes: &mut [u8]) -> Result<(), BlockError> {
-        self.runtime.read_block(id, bytes)
+    pub fn read_block(
+        &mut self,
+        backend: &mut CpuBackend,
+        id: u32,
+        bytes: &mut [u8],
+    ) -> Result<(), BlockError> {
+        self.runtime.read_block(backend, id, bytes)
     }
 
     /// Brings a KV block back; see [`Runtime::write_block`].
     ///
     /// # Errors
     /// There is no such block, or `bytes` does not have the size of one; nothing was written.
-    pub fn write_block(&mut self, id: u32, bytes: &[u8]) -> Result<(), BlockError> {
-        self.runtime.write_block(id, bytes)
+    pub fn write_block(&mut self, backend: &mut CpuBackend, id: u32, bytes: &[u8]) -> Result<(), BlockError> {
+        self.runtime.write_block(backend, id, bytes)
     }
 }
 
-/// Checks what can be checked without a file, and gives the instruction set that is meant.
-fn check(options: &LoadOptions) -> Result<Isa, LoadError> {
-    for (option, found, most) in [
-        ("threads", options.threads, MAX_THREADS),
-        ("prefill_chunk_tokens", options.prefill_chunk_tokens, MAX_ROWS),
-        ("max_batch_rows", options.max_batch_rows, MAX_ROWS),
-    ] {
-        if !(1..=most).contains(&found) {
-            return Err(bad(option, &found, &format!("from 1 to {most}")));
-        }
-    }
+/// Checks what can be checked without a file.
+fn check(options: &LoadOptions) -> Result<(), LoadError> {
+    check_count("prefill_chunk_tokens", options.prefill_chunk_tokens, MAX_ROWS)?;
+    check_count("max_batch_rows", options.max_batch_rows, MAX_ROWS)?;
     if let Some(limit @ ..2) = options.context_limit {
         return Err(bad("context_limit", &limit, "at least 2, a token of a prompt and one of an answer"));
     }
@@ -274,12 +368,11 @@ fn check(options: &LoadOptions) -> Result<Isa, LoadError> {
     if let Some(name) = options.tokenizer_pre.as_ref().filter(|name| !known.contains(&name.as_str())) {
         return Err(bad("tokenizer_pre", name, &format!("known are {}", known.join(", "))));
     }
-    let isa = options.isa.unwrap_or_else(Isa::best);
-    if !isa.is_supported() {
-        let available: Vec<_> = Isa::available().into_iter().map(Isa::name).collect();
-        return Err(bad("isa", &isa.name(), &format!("this machine has {}", available.join(", "))));
-    }
-    Ok(isa)
+    Ok(())
+}
+
+fn check_count(option: &'static str, found: usize, most: usize) -> Result<(), LoadError> {
+    if (1..=most).contains(&found) { Ok(()) } else { Err(bad(option, &found, &format!("from 1 to {most}"))) }
 }
 
 pub(crate) fn bad(option: &'static str, found: &dyn ToString, expected: &str) -> LoadError {

@@ -8,6 +8,9 @@
 //! the last ends with the head; between two stages go hidden rows of f32, as they are, so that a model that was cut gives
 //! the bits of a whole one. The KV blocks of the stages, one after the other, are those of the whole model.
 //!
+//! A runtime does not own its backend: a device has one, with one set of threads, for all its models. Each call borrows it,
+//! and it is the one with which the runtime was loaded.
+//!
 //! Invariant: a step that returned an error has written nothing that a later step could read.
 
 mod content;
@@ -112,7 +115,6 @@ pub enum StageOutput<'a> {
 
 /// A stage of a model on a device: its weights, its KV arena and the activations of one step.
 pub struct Runtime<B: Backend> {
-    backend: B,
     /// The whole model.
     spec: ModelSpec,
     /// Which of its layers are here.
@@ -122,10 +124,11 @@ pub struct Runtime<B: Backend> {
     kv_block_bytes: usize,
     limits: RuntimeLimits,
     scratch: Scratch<B>,
-    /// Positions of the step's rows; kept, as are the next two, so that a step does not allocate by its size.
+    /// Positions of the step's rows; kept, as are the next three, so that a step allocates nothing.
     positions: Vec<usize>,
     picks: Vec<usize>,
     ids: Vec<u32>,
+    spans: Vec<Span<'static>>,
 }
 
 impl<B: Backend> Runtime<B> {
@@ -138,7 +141,7 @@ impl<B: Backend> Runtime<B> {
     /// # Panics
     /// When there are no layers, or not those.
     pub fn load(
-        mut backend: B,
+        backend: &mut B,
         file: &GgufFile,
         spec: ModelSpec,
         layers: Range<usize>,
@@ -153,10 +156,9 @@ impl<B: Backend> Runtime<B> {
         if limits.kv_locked {
             backend.lock_kv(&mut kv)?;
         }
-        let weights = Weights::load(&mut backend, file, &spec, layers.clone(), progress)?;
-        let scratch = Scratch::new(&mut backend, &spec, &weights, limits)?;
+        let weights = Weights::load(backend, file, &spec, layers.clone(), progress)?;
+        let scratch = Scratch::new(backend, &spec, &weights, limits)?;
         Ok(Self {
-            backend,
             spec,
             layers,
             weights,
@@ -167,6 +169,7 @@ impl<B: Backend> Runtime<B> {
             positions: Vec::with_capacity(limits.step_rows),
             picks: Vec::with_capacity(limits.logit_rows),
             ids: Vec::with_capacity(limits.step_rows),
+            spans: Vec::with_capacity(limits.logit_rows),
         })
     }
 
@@ -200,23 +203,16 @@ impl<B: Backend> Runtime<B> {
         &self.weights.content
     }
 
-    /// Names the layout of a KV block's bytes; see [`Attention::kv_layout`].
-    ///
-    /// [`Attention::kv_layout`]: zllm_kernels::backend::Attention::kv_layout
-    pub fn kv_layout(&self) -> &'static str {
-        self.backend.kv_layout()
-    }
-
     /// Computes the keys and values of every row and the logits that are wanted: a step of a whole model.
     ///
     /// # Errors
     /// A batch that the runtime cannot compute, or the model is not whole; nothing was computed.
-    pub fn step(&mut self, runs: &[StepRow<'_>]) -> Result<Logits<'_>, StepError> {
+    pub fn step(&mut self, backend: &mut B, runs: &[StepRow<'_>]) -> Result<Logits<'_>, StepError> {
         let (end_layer, layers) = (self.layers.end, self.spec.layers.len());
         if end_layer < layers {
             return Err(StepError::NoLogits { end_layer, layers });
         }
-        match self.step_stage(runs, None)? {
+        match self.step_stage(backend, runs, None)? {
             StageOutput::Logits(logits) => Ok(logits),
             StageOutput::Hidden(_) => unreachable!("the last stage gives logits"),
         }
@@ -230,6 +226,7 @@ impl<B: Backend> Runtime<B> {
     /// A batch that the runtime cannot compute; nothing was computed.
     pub fn step_stage(
         &mut self,
+        backend: &mut B,
         runs: &[StepRow<'_>],
         hidden: Option<&[f32]>,
     ) -> Result<StageOutput<'_>, StepError> {
@@ -238,7 +235,7 @@ impl<B: Backend> Runtime<B> {
         self.ids.clear();
         self.positions.clear();
         self.picks.clear();
-        let mut spans = Vec::with_capacity(runs.len());
+        let mut spans = emptied(std::mem::take(&mut self.spans));
         for run in runs {
             let first_row = self.ids.len();
             self.ids.extend_from_slice(run.tokens);
@@ -255,13 +252,14 @@ impl<B: Backend> Runtime<B> {
                 blocks: run.blocks,
             });
         }
-        self.enter(rows, hidden);
-        self.forward(rows, &spans);
+        self.enter(backend, rows, hidden);
+        self.forward(backend, rows, &spans);
+        self.spans = emptied(spans);
         if self.layers.end < self.spec.layers.len() {
-            return Ok(StageOutput::Hidden(self.backend.host_rows(&mut self.scratch.hidden, rows)));
+            return Ok(StageOutput::Hidden(backend.host_rows(&mut self.scratch.hidden, rows)));
         }
         let vocab_size = self.spec.vocab_size;
-        let values = if self.picks.is_empty() { &mut [] } else { self.head() };
+        let values = if self.picks.is_empty() { &mut [] } else { self.head(backend) };
         Ok(StageOutput::Logits(Logits { values, vocab_size }))
     }
 
@@ -269,10 +267,10 @@ impl<B: Backend> Runtime<B> {
     ///
     /// # Errors
     /// One of them does not exist; nothing was copied.
-    pub fn copy_block(&mut self, from: u32, to: u32) -> Result<(), BlockError> {
+    pub fn copy_block(&mut self, backend: &mut B, from: u32, to: u32) -> Result<(), BlockError> {
         self.check_block(from)?;
         self.check_block(to)?;
-        self.backend.copy_block(&mut self.kv, from, to);
+        backend.copy_block(&mut self.kv, from, to);
         Ok(())
     }
 
@@ -280,10 +278,10 @@ impl<B: Backend> Runtime<B> {
     ///
     /// # Errors
     /// There is no such block, or `bytes` has another size.
-    pub fn read_block(&mut self, id: u32, bytes: &mut [u8]) -> Result<(), BlockError> {
+    pub fn read_block(&mut self, backend: &mut B, id: u32, bytes: &mut [u8]) -> Result<(), BlockError> {
         self.check_block(id)?;
         self.check_block_bytes(bytes.len())?;
-        self.backend.read_block(&self.kv, id, bytes);
+        backend.read_block(&self.kv, id, bytes);
         Ok(())
     }
 
@@ -292,10 +290,10 @@ impl<B: Backend> Runtime<B> {
     ///
     /// # Errors
     /// There is no such block, or `bytes` are not as many as a block's; nothing was written.
-    pub fn write_block(&mut self, id: u32, bytes: &[u8]) -> Result<(), BlockError> {
+    pub fn write_block(&mut self, backend: &mut B, id: u32, bytes: &[u8]) -> Result<(), BlockError> {
         self.check_block(id)?;
         self.check_block_bytes(bytes.len())?;
-        self.backend.write_block(&mut self.kv, id, bytes);
+        backend.write_block(&mut self.kv, id, bytes);
         Ok(())
     }
 
@@ -354,8 +352,8 @@ impl<B: Backend> Runtime<B> {
     }
 
     /// What the first of the layers works on, in `scratch.hidden`: the embedded tokens of `ids`, or the rows given.
-    fn enter(&mut self, rows: usize, given: Option<&[f32]>) {
-        let Self { backend, spec, weights, scratch, ids, .. } = self;
+    fn enter(&mut self, backend: &mut B, rows: usize, given: Option<&[f32]>) {
+        let Self { spec, weights, scratch, ids, .. } = self;
         match given {
             Some(given) => backend.host_rows(&mut scratch.hidden, rows).copy_from_slice(given),
             None => {
@@ -366,8 +364,8 @@ impl<B: Backend> Runtime<B> {
     }
 
     /// All layers over the rows in `scratch.hidden` and `positions`; leaves the last hidden rows where the first were.
-    fn forward(&mut self, count: usize, spans: &[Span<'_>]) {
-        let Self { backend, weights, kv, scratch, positions, .. } = self;
+    fn forward(&mut self, backend: &mut B, count: usize, spans: &[Span<'_>]) {
+        let Self { weights, kv, scratch, positions, .. } = self;
         let Scratch { hidden, normed, output, attention, gated, experts, .. } = scratch;
         let rows = Rows { count, positions, spans };
         for (index, layer) in weights.layers.iter().enumerate() {
@@ -397,8 +395,8 @@ impl<B: Backend> Runtime<B> {
     }
 
     /// Last norm and head, over the picked rows only; gives their logits.
-    fn head(&mut self) -> &mut [f32] {
-        let Self { backend, spec, weights, scratch, picks, .. } = self;
+    fn head(&mut self, backend: &mut B) -> &mut [f32] {
+        let Self { spec, weights, scratch, picks, .. } = self;
         let Scratch { hidden, normed, head, .. } = scratch;
         let (Some(Head { norm, weight, scale, bias }), Some(HeadScratch { picked, logits })) =
             (&weights.head, head)
@@ -425,6 +423,12 @@ impl<B: Backend> Runtime<B> {
         }
         backend.host_rows(logits, rows)
     }
+}
+
+/// The memory of some spans for others: what has one layout is collected where it was.
+fn emptied<'a>(mut spans: Vec<Span<'_>>) -> Vec<Span<'a>> {
+    spans.clear();
+    spans.into_iter().map(|_| unreachable!("there is none")).collect()
 }
 
 /// `norm(input)` in `normed`, or the input itself where there is no norm.

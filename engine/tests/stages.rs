@@ -57,7 +57,7 @@ impl Pipeline {
     }
 
     fn fingerprint(&self) -> [u8; 32] {
-        FingerprintPart::join(self.0.iter().map(LoadedModel::fingerprint)).expect("stages of one model")
+        FingerprintPart::join(self.0.iter().map(|stage| stage.fingerprint())).expect("stages of one model")
     }
 }
 

@@ -1,5 +1,6 @@
 //! The CPU backend: thread pool, instruction sets, packed products, attention over paged KV, expert routing.
 
+mod affinity;
 pub mod attention;
 mod backend;
 pub mod buffer;
@@ -13,6 +14,7 @@ pub mod pool;
 mod share;
 pub(crate) mod simd;
 
+pub use affinity::CoreError;
 pub use backend::{CpuBackend, Tensor};
 
 /// The backend's name in messages and metrics.

@@ -1,8 +1,6 @@
 //! A feed-forward network of experts through the backend's traits: to the bit what each row gets alone from dense products
 //! with its own experts, whatever the batch, the number of threads and the instruction set.
 
-use std::sync::Arc;
-
 use zllm_kernels::{
     backend::{
         Activation, Experts, Linear, Memory, Pointwise, Product, RoutedProduct, Routing, RoutingScores,
@@ -71,7 +69,7 @@ fn tensor(backend: &mut CpuBackend, values: &[f32], rows: usize) -> Tensor {
 
 impl Network {
     fn new(isa: Isa, threads: usize) -> Self {
-        let mut backend = CpuBackend::new(Arc::new(Pool::new(threads)), isa);
+        let mut backend = CpuBackend::new(Pool::new(threads), isa);
         let mut experts = |seed, format, rows, cols| {
             let file = file(seed, format, EXPERTS * rows, cols);
             let source =

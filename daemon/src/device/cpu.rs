@@ -8,16 +8,15 @@ use super::text::EngineText;
 use crate::catalog::file_bytes;
 use crate::config::{DeviceSettings, ModelSettings, TemplateSetting};
 use crate::scheduler::plan::{ModelName, RowOutcome, SequenceId, StepOutcome, StepPlan};
-use nix::sched::{CpuSet, sched_setaffinity};
-use nix::unistd::Pid;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use zllm_engine::template::MAX_SOURCE_BYTES;
 use zllm_engine::{
-    Isa, KV_BLOCK_TOKENS, LoadOptions, LoadedModel, Stage, StageOutput, StepRow, TemplateChoice, Want,
+    CpuBackend, DeviceModel, Isa, KV_BLOCK_TOKENS, LoadOptions, Stage, StageOutput, StepRow, TemplateChoice,
+    Want, cpu_backend,
 };
 use zllm_state::BLOCK_TOKENS;
 use zllm_wire::LoadStage;
@@ -28,12 +27,16 @@ const _: () = assert!(KV_BLOCK_TOKENS == BLOCK_TOKENS, "the index counts the blo
 pub(crate) struct CpuDevice {
     settings: DeviceSettings,
     memory: MemoryInUse,
+    /// The threads, by how many they are. All models have the same, but for those that ask for another number.
+    backends: BTreeMap<usize, CpuBackend>,
     models: HashMap<ModelName, Resident>,
     generations: HashMap<SequenceId, (ModelName, Box<dyn Generate>)>,
 }
 
 struct Resident {
-    model: LoadedModel,
+    model: DeviceModel,
+    /// Whose backend it is on.
+    threads: usize,
     _ticket: MemoryTicket,
 }
 
@@ -44,24 +47,68 @@ impl CpuDevice {
             let device = settings.name.as_str();
             tracing::warn!(device, "computes with the scalar kernels: the same answers, many times slower");
         }
-        Self { settings, memory, models: HashMap::new(), generations: HashMap::new() }
+        let (backends, models, generations) = (BTreeMap::new(), HashMap::new(), HashMap::new());
+        Self { settings, memory, backends, models, generations }
     }
 
-    fn model(&mut self, model: &ModelName) -> Result<&mut LoadedModel, String> {
-        self.models.get_mut(model).map(|resident| &mut resident.model).ok_or_else(|| not_loaded(model))
+    /// A loaded model, and the backend that it is on.
+    fn model(&mut self, model: &ModelName) -> Result<(&mut DeviceModel, &mut CpuBackend), String> {
+        let resident = self.models.get_mut(model).ok_or_else(|| not_loaded(model))?;
+        let backend = self.backends.get_mut(&resident.threads).expect("a loaded model keeps its backend");
+        Ok((&mut resident.model, backend))
     }
 
-    /// Keeps this thread, and those that it starts from here on, to the device's processors.
-    fn pin_thread(&self) -> Result<(), String> {
-        let mut set = CpuSet::new();
-        let cores = &self.settings.cores;
-        if cores.is_empty() {
-            return Ok(());
-        }
-        let pinned = cores.iter().try_for_each(|&core| set.set(core));
-        pinned
-            .and_then(|()| sched_setaffinity(Pid::from_raw(0), &set))
-            .map_err(|error| format!("cannot run on the processors {cores:?}: {error}"))
+    /// The backend with `threads` threads. This thread is one of them, and is kept to the device's processors with the others.
+    fn backend(&mut self, threads: usize) -> Result<&mut CpuBackend, String> {
+        let backend = match self.backends.remove(&threads) {
+            Some(backend) => backend,
+            None => {
+                let DeviceSettings { cores, isa, .. } = &self.settings;
+                cpu_backend(threads, cores, Some(*isa)).map_err(|error| error.to_string())?
+            }
+        };
+        Ok(self.backends.entry(threads).or_insert(backend))
+    }
+
+    fn load_new(
+        &mut self,
+        model: &ModelName,
+        settings: &ModelSettings,
+        stage: &Stage,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<LoadedStage, String> {
+        let need = Need::of(settings, file_bytes(&settings.path), stage);
+        let (ticket, others) = self.memory.take(need.all());
+        need.judge(others, memory_bytes("MemTotal"))?;
+        let mut options = options(model, settings)?;
+        options.stage = stage.clone();
+        let threads = settings.defaults.threads.unwrap_or(self.settings.threads);
+        let backend = self.backend(threads)?;
+        let loaded = DeviceModel::load(backend, &settings.path, &options, &mut |at| {
+            let (done_bytes, total_bytes) = (at.done_bytes, at.total_bytes);
+            progress(LoadProgress { stage: LoadStage::Weights, done_bytes, total_bytes });
+        });
+        let loaded = loaded.map_err(|error| with_path(&settings.path, error.to_string()))?;
+        // What it may take is known to the byte now.
+        drop(ticket);
+        let (ticket, _) = self.memory.take(may_take(&loaded));
+        let text = loaded.text();
+        let facts = LoadedStage {
+            text: Box::new(move |fingerprint| Arc::new(EngineText::new(text, fingerprint))),
+            fingerprint: loaded.fingerprint().clone(),
+            device_blocks: loaded.kv_blocks() - loaded.ram_blocks(),
+            ram_blocks: loaded.ram_blocks(),
+            kv_block_bytes: loaded.kv_block_bytes(),
+            weight_bytes: loaded.weight_bytes(),
+        };
+        self.models.insert(model.clone(), Resident { model: loaded, threads, _ticket: ticket });
+        Ok(facts)
+    }
+
+    /// Ends the threads that no model needs.
+    fn drop_idle_backends(&mut self) {
+        let Self { backends, models, .. } = self;
+        backends.retain(|threads, _| models.values().any(|resident| resident.threads == *threads));
     }
 }
 
@@ -111,37 +158,14 @@ impl Device for CpuDevice {
     ) -> Result<LoadedStage, String> {
         assert!(!self.models.contains_key(model), "the scheduler loads a model once");
         progress(LoadProgress::START);
-        self.pin_thread()?;
-        let need = Need::of(settings, file_bytes(&settings.path), stage);
-        let (ticket, others) = self.memory.take(need.all());
-        need.judge(others, memory_bytes("MemTotal"))?;
-        let mut options = options(model, settings)?;
-        options.threads = settings.defaults.threads.unwrap_or(self.settings.threads);
-        options.isa = Some(self.settings.isa);
-        options.stage = stage.clone();
-        let loaded = LoadedModel::load(&settings.path, &options, &mut |at| {
-            let (done_bytes, total_bytes) = (at.done_bytes, at.total_bytes);
-            progress(LoadProgress { stage: LoadStage::Weights, done_bytes, total_bytes });
-        });
-        let loaded = loaded.map_err(|error| with_path(&settings.path, error.to_string()))?;
-        // What it may take is known to the byte now.
-        drop(ticket);
-        let (ticket, _) = self.memory.take(may_take(&loaded));
-        let text = loaded.text();
-        let facts = LoadedStage {
-            text: Box::new(move |fingerprint| Arc::new(EngineText::new(text, fingerprint))),
-            fingerprint: loaded.fingerprint().clone(),
-            device_blocks: loaded.kv_blocks() - loaded.ram_blocks(),
-            ram_blocks: loaded.ram_blocks(),
-            kv_block_bytes: loaded.kv_block_bytes(),
-            weight_bytes: loaded.weight_bytes(),
-        };
-        self.models.insert(model.clone(), Resident { model: loaded, _ticket: ticket });
-        Ok(facts)
+        let loaded = self.load_new(model, settings, stage, progress);
+        self.drop_idle_backends();
+        loaded
     }
 
     fn unload(&mut self, model: &ModelName) {
         self.models.remove(model);
+        self.drop_idle_backends();
         self.generations.retain(|_, (of, _)| of != model);
     }
 
@@ -155,7 +179,9 @@ impl Device for CpuDevice {
     }
 
     fn step(&mut self, plan: &StepPlan, hidden: Option<&[f32]>) -> Result<StageOutcome, String> {
-        let resident = self.models.get_mut(&plan.model).expect("steps are planned for loaded models");
+        let Self { backends, models, generations, .. } = self;
+        let resident = models.get_mut(&plan.model).expect("steps are planned for loaded models");
+        let backend = backends.get_mut(&resident.threads).expect("a loaded model keeps its backend");
         let rows: Vec<StepRow<'_>> = plan
             .rows
             .iter()
@@ -166,7 +192,7 @@ impl Device for CpuDevice {
                 want: if row.samples { Want::Last } else { Want::Nothing },
             })
             .collect();
-        let output = resident.model.step_stage(&rows, hidden).map_err(|error| error.to_string())?;
+        let output = resident.model.step_stage(backend, &rows, hidden).map_err(|error| error.to_string())?;
         let mut logits = match output {
             StageOutput::Hidden(rows) => return Ok(StageOutcome::Hidden(rows.to_vec())),
             StageOutput::Logits(logits) => logits,
@@ -175,13 +201,12 @@ impl Device for CpuDevice {
         let mut outcome = Vec::with_capacity(plan.rows.len());
         for row in &plan.rows {
             let accepted = row.samples.then(|| {
-                let (_, generation) =
-                    self.generations.get_mut(&row.sequence).expect("a row's sequence has begun");
+                let (_, generation) = generations.get_mut(&row.sequence).expect("a row's sequence has begun");
                 wanted += 1;
                 generation.accept(logits.row_mut(wanted - 1))
             });
             if accepted.as_ref().is_some_and(is_last) {
-                self.generations.remove(&row.sequence);
+                generations.remove(&row.sequence);
             }
             outcome.push(RowOutcome { sequence: row.sequence, accepted });
         }
@@ -189,23 +214,24 @@ impl Device for CpuDevice {
     }
 
     fn fetch(&mut self, model: &ModelName, slots: &[u32]) -> Result<Vec<Vec<u8>>, String> {
-        let model = self.model(model)?;
+        let (model, backend) = self.model(model)?;
         let block_bytes = model.kv_block_bytes() as usize;
         let fetch = |&slot: &u32| {
             let mut bytes = vec![0; block_bytes];
-            model.read_block(slot, &mut bytes).map(|()| bytes).map_err(|error| error.to_string())
+            model.read_block(backend, slot, &mut bytes).map(|()| bytes).map_err(|error| error.to_string())
         };
         slots.iter().map(fetch).collect()
     }
 
     fn put(&mut self, model: &ModelName, blocks: &[(u32, Vec<u8>)]) -> Result<(), String> {
-        let model = self.model(model)?;
-        let mut put = |(slot, bytes): &(u32, Vec<u8>)| model.write_block(*slot, bytes);
+        let (model, backend) = self.model(model)?;
+        let mut put = |(slot, bytes): &(u32, Vec<u8>)| model.write_block(backend, *slot, bytes);
         blocks.iter().try_for_each(&mut put).map_err(|error| error.to_string())
     }
 
     fn copy(&mut self, model: &ModelName, from: u32, to: u32) -> Result<(), String> {
-        self.model(model)?.copy_block(from, to).map_err(|error| error.to_string())
+        let (model, backend) = self.model(model)?;
+        model.copy_block(backend, from, to).map_err(|error| error.to_string())
     }
 }
 
@@ -249,7 +275,7 @@ fn with_path(path: &Path, message: String) -> String {
 }
 
 /// Bytes that a loaded model takes when all its blocks are used.
-fn may_take(model: &LoadedModel) -> u64 {
+fn may_take(model: &DeviceModel) -> u64 {
     model.weight_bytes() + u64::from(model.kv_blocks()) * model.kv_block_bytes()
 }
 
@@ -368,18 +394,35 @@ mod tests {
 
     #[test]
     fn threads_stay_on_the_devices_processors() {
+        use nix::sched::{CpuSet, sched_getaffinity};
         let processors = || {
-            let set = nix::sched::sched_getaffinity(Pid::from_raw(0)).expect("the system tells");
+            let set = sched_getaffinity(nix::unistd::Pid::from_raw(0)).expect("the system tells");
             (0..CpuSet::count()).filter(|&cpu| set.is_set(cpu).unwrap_or(false)).collect::<Vec<_>>()
         };
         let last = *processors().last().expect("this test runs on one");
         let on_another_thread = std::thread::spawn(move || {
             let settings =
                 DeviceSettings { name: "cpu".into(), threads: 1, cores: vec![last], isa: Isa::best() };
-            CpuDevice::new(settings, MemoryInUse::default()).pin_thread().expect("a processor of ours");
-            std::thread::spawn(processors).join().expect("a thread of a pool")
+            let mut device = CpuDevice::new(settings, MemoryInUse::default());
+            let found = std::sync::Mutex::new(Vec::new());
+            let backend = device.backend(2).expect("a processor of ours");
+            backend.pool().run(&|_| found.lock().expect("nobody panicked").push(processors()));
+            found.into_inner().expect("nobody panicked")
         });
-        assert_eq!(on_another_thread.join().expect("the device's thread"), [last]);
+        let found = on_another_thread.join().expect("the device's thread");
+        assert_eq!(found, [[last], [last]], "both threads, of which this is one");
+    }
+
+    #[test]
+    fn models_share_the_devices_threads_unless_they_ask_for_another_number() {
+        let mut device = device(&MemoryInUse::default());
+        for threads in [2, 1, 2] {
+            assert_eq!(device.backend(threads).expect("threads").pool().threads(), threads);
+        }
+        assert_eq!(device.backends.len(), 2);
+        device.drop_idle_backends();
+        assert!(device.backends.is_empty(), "no model needs them");
+        assert!(device.backend(0).map(|_| ()).expect_err("none").contains("threads is 0"));
     }
 
     #[test]

@@ -32,7 +32,7 @@ impl<B: Backend> Attention<B> {
         input: &B::Tensor,
         output: &mut B::Tensor,
     ) {
-        let AttentionScratch { queries, keys, values, mixed } = scratch;
+        let AttentionScratch { queries, keys, values, mixed, growth: factors } = scratch;
         let products = [(&self.query, &mut *queries), (&self.key, &mut *keys), (&self.value, &mut *values)];
         multiply(backend, input, rows.count, products);
         for (tensor, norm) in [(&mut *queries, &self.query_norm), (&mut *keys, &self.key_norm)] {
@@ -44,8 +44,9 @@ impl<B: Backend> Attention<B> {
             }
         }
         if let Some(growth) = self.query_growth {
-            let factors: Vec<f32> = rows.positions.iter().map(|p| growth.factor(*p)).collect();
-            backend.scale_rows(queries, &factors);
+            factors.clear();
+            factors.extend(rows.positions.iter().map(|p| growth.factor(*p)));
+            backend.scale_rows(queries, factors);
         }
         backend.append(kv, layer, rows.spans, keys, values);
         backend.attend(kv, layer, rows.spans, self.shape, self.sinks.as_ref(), queries, mixed);

@@ -33,6 +33,8 @@ pub(super) struct AttentionScratch<B: Backend> {
     pub(super) keys: B::Tensor,
     pub(super) values: B::Tensor,
     pub(super) mixed: B::Tensor,
+    /// A factor a row, for layers whose queries grow with the position.
+    pub(super) growth: Vec<f32>,
 }
 
 pub(super) struct GatedScratch<B: Backend> {
@@ -131,6 +133,7 @@ impl<B: Backend> Scratch<B> {
                 keys: backend.tensor(rows, keys)?,
                 values: backend.tensor(rows, values)?,
                 mixed: backend.tensor(rows, mixed)?,
+                growth: if a.query_growth.is_some() { Vec::with_capacity(rows) } else { Vec::new() },
             })
         })
     }

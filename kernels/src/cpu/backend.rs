@@ -1,7 +1,5 @@
 //! The capability traits on the CPU: shapes and scratch memory here, arithmetic in `matmul`, `attention` and `ops`.
 
-use std::sync::Arc;
-
 use super::{
     attention::{self, AttendArgs, AttendScratch},
     buffer::AlignedBuffer,
@@ -36,7 +34,7 @@ impl Tensor {
 
 /// The CPU: a thread pool, an instruction set and the scratch memory of its kernels.
 pub struct CpuBackend {
-    pool: Arc<Pool>,
+    pool: Pool,
     isa: Isa,
     ropes: Vec<(Rope, RopeTables)>,
     rows_scratch: RowsScratch,
@@ -44,11 +42,11 @@ pub struct CpuBackend {
 }
 
 impl CpuBackend {
-    /// A backend that runs its kernels for `isa` on `pool`. Several backends may share a pool; they take turns.
+    /// A backend that runs its kernels for `isa` on `pool`. All that a device has shares one: its threads are the device's.
     ///
     /// # Panics
     /// When this machine cannot run `isa`.
-    pub fn new(pool: Arc<Pool>, isa: Isa) -> Self {
+    pub fn new(pool: Pool, isa: Isa) -> Self {
         assert!(isa.is_supported(), "this machine cannot run {}", isa.name());
         Self {
             pool,
@@ -57,6 +55,11 @@ impl CpuBackend {
             rows_scratch: RowsScratch::new(),
             attend_scratch: AttendScratch::default(),
         }
+    }
+
+    /// Its threads.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
     }
 }
 

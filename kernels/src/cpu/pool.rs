@@ -1,24 +1,32 @@
 //! A persistent pool of threads for work that takes microseconds: spin, then yield, then park.
 //!
-//! Measured on two cores: a hand-off costs 0.07-0.3 us here, 3 us with a work-stealing runtime and 20 us with a barrier;
-//! a decode step makes about 200 hand-offs. The caller is thread 0. What a thread computes never depends on which thread
-//! it is, so ranges are free to be taken by whoever is free, and a worker that another process keeps off its core is not
-//! waited for: when all pieces are done it finds the door closed.
+//! The caller is thread 0; a hand-off costs a fraction of a microsecond (`examples/pool_bench.rs`). What a thread computes
+//! never depends on which thread it is, so pieces are free to be taken by whoever is free.
+//!
+//! Other processes need the cores too. A worker that is kept off its core is not waited for: when all pieces are done, it
+//! finds the door closed. One that is kept off inside a piece is waited for, but soon asleep: the owner's core is idle then,
+//! and the system moves the worker there. Without work all workers park within a millisecond.
+//!
+//! Invariant: no lock and no allocation in a job. One owner at a time is a fact of types: a [`Pool`] can be sent but not
+//! shared, and a job, which is shared by the threads, cannot hold it.
 
+use super::affinity::{self, CoreError};
 use std::{
-    cell::UnsafeCell,
+    cell::{Cell, UnsafeCell},
     ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        Arc,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
     },
     thread::{JoinHandle, Thread},
 };
 
 /// Iterations of `spin_loop` before a waiting thread yields: about 100 us, longer than the gap between two jobs.
-const SPIN_ITERATIONS: u32 = 20_000;
-/// Yields before a waiting worker parks: the gap between two decode steps stays below it, an idle daemon goes over it.
-const YIELDS_BEFORE_PARK: u32 = 2_000;
+const SPINS: u32 = 20_000;
+/// Yields before a waiting thread parks. On an idle core they take half a millisecond, which is longer than the gap between
+/// two decode steps; where others wait for the core, each gives it to them.
+const YIELDS: u32 = 2_000;
 
 type Job = *const (dyn Fn(usize) + Sync);
 
@@ -45,63 +53,105 @@ impl Gate {
         self.0 & Self::CLOSED != 0
     }
 
-    fn entered(self) -> usize {
-        (self.0 & (Self::CLOSED - 1)) as usize
+    fn entered(self) -> u32 {
+        (self.0 & (Self::CLOSED - 1)) as u32
     }
 }
 
 struct Shared {
     gate: OwnLine<AtomicU64>,
-    finished: OwnLine<AtomicUsize>,
+    /// How many workers have left the job, and whether the owner sleeps ([`OWNER_SLEEPS`]).
+    gone: OwnLine<AtomicU32>,
     parked: OwnLine<AtomicUsize>,
     stop: AtomicBool,
     panicked: AtomicBool,
     job: UnsafeCell<Option<Job>>,
+    /// Whom to wake, while the owner sleeps.
+    owner: UnsafeCell<Option<Thread>>,
     /// What each thread still has of its range: start in the upper half, end in the lower.
     left: Box<[OwnLine<AtomicU64>]>,
 }
 
+/// A bit of [`Shared::gone`].
+const OWNER_SLEEPS: u32 = 1 << 31;
+
 // SAFETY: `job` is written by the owner before the gate is opened (released) and read by workers after they went through
-// it (acquired); the owner writes it again only when the gate is closed and all who went in have reported `finished`.
+// it (acquired); the owner writes it again only when the gate is closed and all who went in are counted in `gone`. `owner` is
+// written by the owner before it sets `OWNER_SLEEPS` (released), at most once a job, and read by workers that saw the bit
+// (acquired) and are not counted yet: until they are, the owner does not leave the job.
 unsafe impl Sync for Shared {}
 // SAFETY: the raw job pointer is only dereferenced while `Pool` keeps the closure borrowed.
 unsafe impl Send for Shared {}
 
-/// The threads. One owner at a time runs jobs on it.
+/// The threads. Whoever has it runs jobs on it, one at a time:
+///
+/// ```compile_fail
+/// fn shared_between_threads<T: Sync>() {}
+/// shared_between_threads::<zllm_kernels::cpu::pool::Pool>();
+/// ```
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
-    handles: Vec<Thread>,
-    owner: Mutex<()>,
+    /// Whether a job is running; this cell is also what keeps a pool from being shared.
+    busy: Cell<bool>,
+    jobs: Cell<u64>,
 }
 
 impl Pool {
-    /// A pool of `threads` threads in all, the caller's included.
+    /// A pool of `threads` threads in all, the caller's included. They may run where the caller may run now.
     ///
     /// # Panics
     /// When `threads` is 0 or the system refuses a thread.
     pub fn new(threads: usize) -> Self {
+        let Ok(pool) = Self::with(threads, |_| Ok::<_, std::convert::Infallible>(()));
+        pool
+    }
+
+    /// A pool of `threads` threads, the caller's included, that stay on the processors `cores`: as many threads as processors
+    /// have one each, else all of them may run on any. So may the caller from here on: it is the first.
+    ///
+    /// # Errors
+    /// A processor that does not exist or that this process may not use; the caller may be on any of `cores` then.
+    ///
+    /// # Panics
+    /// When `threads` is 0, `cores` is empty, or the system refuses a thread.
+    pub fn on_cores(threads: usize, cores: &[usize]) -> Result<Self, CoreError> {
+        assert!(!cores.is_empty(), "threads need a processor");
+        let own = |thread: usize| if threads == cores.len() { &cores[thread..=thread] } else { cores };
+        // All at once first, so that an error names all: the others are a part of it.
+        affinity::keep_to(cores)?;
+        // A new thread may run where the one that starts it may run.
+        let pool = Self::with(threads, |thread| affinity::keep_to(own(thread)))?;
+        affinity::keep_to(own(0))?;
+        Ok(pool)
+    }
+
+    /// A pool of `threads` threads; `before_thread` is called before each of them is started.
+    fn with<E>(threads: usize, mut before_thread: impl FnMut(usize) -> Result<(), E>) -> Result<Self, E> {
         assert!(threads > 0, "a pool needs at least one thread");
         let shared = Arc::new(Shared {
             gate: OwnLine(AtomicU64::new(Gate::CLOSED)),
-            finished: OwnLine(AtomicUsize::new(0)),
+            gone: OwnLine(AtomicU32::new(0)),
             parked: OwnLine(AtomicUsize::new(0)),
             stop: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
             job: UnsafeCell::new(None),
+            owner: UnsafeCell::new(None),
             left: (0..threads).map(|_| OwnLine(AtomicU64::new(0))).collect(),
         });
-        let workers: Vec<_> = (1..threads)
-            .map(|index| {
-                let shared = Arc::clone(&shared);
-                std::thread::Builder::new()
-                    .name(format!("kernel-{index}"))
-                    .spawn(move || work(&shared, index))
-                    .expect("the system refused a kernel thread")
-            })
-            .collect();
-        let handles = workers.iter().map(|w| w.thread().clone()).collect();
-        Self { shared, workers, handles, owner: Mutex::new(()) }
+        // From here on whoever leaves early drops the pool, which ends the workers that there are.
+        let workers = Vec::with_capacity(threads - 1);
+        let mut pool = Self { shared, workers, busy: Cell::new(false), jobs: Cell::new(0) };
+        for index in 1..threads {
+            before_thread(index)?;
+            let shared = Arc::clone(&pool.shared);
+            let worker = std::thread::Builder::new()
+                .name(format!("kernel-{index}"))
+                .spawn(move || work(&shared, index))
+                .expect("the system refused a kernel thread");
+            pool.workers.push(worker);
+        }
+        Ok(pool)
     }
 
     /// Threads in all, the caller's included.
@@ -109,7 +159,13 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Runs `job(thread)` once on every thread and returns when all are done.
+    /// How many jobs were handed to the workers so far. What one thread does alone is none.
+    pub fn jobs(&self) -> u64 {
+        self.jobs.get()
+    }
+
+    /// Runs `job(thread)` once on every thread and returns when all are done. For measuring: it waits for each worker to
+    /// come, however long others keep it off its core.
     ///
     /// # Panics
     /// When the job panicked on any thread.
@@ -117,11 +173,14 @@ impl Pool {
         if self.workers.is_empty() {
             return job(0);
         }
-        let _owner = self.owner.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        self.run_owned(job, self.workers.len());
+        let _claim = self.claim();
+        self.run_claimed(job, self.workers.len() as u32);
     }
 
     /// Runs `part(range, thread)` over `0..total` in pieces of `grain`, each taken by whichever thread is free.
+    ///
+    /// # Panics
+    /// When the part panicked on any thread.
     pub fn split(&self, total: usize, grain: usize, part: &(dyn Fn(Range<usize>, usize) + Sync)) {
         assert!(grain > 0, "a piece holds at least one item");
         if total == 0 {
@@ -130,7 +189,7 @@ impl Pool {
         if self.workers.is_empty() || total <= grain {
             return part(0..total, 0);
         }
-        let _owner = self.owner.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _claim = self.claim();
         let next = AtomicUsize::new(0);
         let job = |thread| {
             loop {
@@ -141,7 +200,7 @@ impl Pool {
                 part(start..(start + grain).min(total), thread);
             }
         };
-        self.run_owned(&job, 0);
+        self.run_claimed(&job, 0);
     }
 
     /// Runs `part(range, thread)` over `0..total` so that each thread walks one contiguous range in pieces of `grain`; who
@@ -159,7 +218,7 @@ impl Pool {
         if self.workers.is_empty() || end <= grain {
             return part(0..total, 0);
         }
-        let _owner = self.owner.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _claim = self.claim();
         let left = &self.shared.left;
         for (thread, left) in left.iter().enumerate() {
             let bound = |t: usize| u64::from(end) * t as u64 / self.threads() as u64;
@@ -175,36 +234,43 @@ impl Pool {
                 }
             }
         };
-        self.run_owned(&job, 0);
+        self.run_claimed(&job, 0);
+    }
+
+    /// Takes the pool for one job. Types see to it that nobody else has it, but for a job that finds its own pool in a
+    /// thread-local variable.
+    fn claim(&self) -> Claim<'_> {
+        assert!(!self.busy.replace(true), "a job starts no job on its own pool");
+        Claim(&self.busy)
     }
 
     /// Runs `job` on this thread, the owner, and on the workers that come; waits for at least `needed` of them to come, and
-    /// for all that came to finish.
-    fn run_owned(&self, job: &(dyn Fn(usize) + Sync), needed: usize) {
+    /// for all that came to finish. The caller has a claim.
+    fn run_claimed(&self, job: &(dyn Fn(usize) + Sync), needed: u32) {
+        debug_assert!(self.busy.get());
+        self.jobs.set(self.jobs.get() + 1);
         let shared = &*self.shared;
         // SAFETY: this thread owns the pool and the gate is closed with nobody inside, so nobody reads the cell. The
         // lifetime is erased, but this function returns (or unwinds) only after the gate is closed again and every worker
         // that went in is done with the closure.
         unsafe { *shared.job.get() = Some(std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(job)) };
-        shared.finished.0.store(0, Ordering::Relaxed);
+        shared.gone.0.store(0, Ordering::Relaxed);
         let previous = Gate(shared.gate.0.load(Ordering::Relaxed));
         shared.gate.0.store(Gate::open(previous.generation().wrapping_add(1)).0, Ordering::SeqCst);
         if shared.parked.0.load(Ordering::SeqCst) > 0 {
-            self.handles.iter().for_each(Thread::unpark);
+            self.workers.iter().for_each(|worker| worker.thread().unpark());
         }
-        let mine = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(0)));
-        let mut spins = 0u32;
+        let mine = catch_unwind(AssertUnwindSafe(|| job(0)));
+        let mut patience = Patience::default();
         while Gate(shared.gate.0.load(Ordering::Acquire)).entered() < needed {
-            pause(&mut spins);
+            patience.wait();
         }
         let entered = Gate(shared.gate.0.fetch_or(Gate::CLOSED, Ordering::AcqRel)).entered();
-        while shared.finished.0.load(Ordering::Acquire) != entered {
-            pause(&mut spins);
-        }
+        wait_for_last(shared, entered);
         // Taken back, so that the next job answers for itself: the pool is as sound as before.
         let panicked = shared.panicked.swap(false, Ordering::Relaxed);
         if let Err(cause) = mine {
-            std::panic::resume_unwind(cause);
+            resume_unwind(cause);
         }
         assert!(!panicked, "a kernel thread panicked");
     }
@@ -216,11 +282,20 @@ impl Drop for Pool {
         let previous = Gate(self.shared.gate.0.load(Ordering::SeqCst));
         let next = Gate::open(previous.generation().wrapping_add(1)).0 | Gate::CLOSED;
         self.shared.gate.0.store(next, Ordering::SeqCst);
-        self.handles.iter().for_each(Thread::unpark);
+        self.workers.iter().for_each(|worker| worker.thread().unpark());
         for worker in self.workers.drain(..) {
             // A worker never unwinds: its job is caught.
             let _ = worker.join();
         }
+    }
+}
+
+/// The right to run a job; comes back when it ends, be it by a panic.
+struct Claim<'a>(&'a Cell<bool>);
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
     }
 }
 
@@ -252,21 +327,67 @@ fn take(left: &AtomicU64, grain: u32, side: End) -> Option<Range<usize>> {
     }
 }
 
-fn pause(spins: &mut u32) {
-    *spins = spins.saturating_add(1);
-    if *spins < SPIN_ITERATIONS { std::hint::spin_loop() } else { std::thread::yield_now() }
+/// How long a waiting thread has been awake.
+#[derive(Default)]
+struct Patience(u32);
+
+impl Patience {
+    /// Waits a little; true when that was long enough for the thread to sleep.
+    fn wait(&mut self) -> bool {
+        if self.0 < SPINS {
+            std::hint::spin_loop();
+        } else {
+            std::thread::yield_now();
+        }
+        self.0 = self.0.saturating_add(1);
+        self.0 >= SPINS + YIELDS
+    }
+}
+
+/// The owner waits until all `entered` workers have left the job.
+fn wait_for_last(shared: &Shared, entered: u32) {
+    let gone = &shared.gone.0;
+    let mut patience = Patience::default();
+    while gone.load(Ordering::Acquire) != entered {
+        if !patience.wait() {
+            continue;
+        }
+        // SAFETY: nobody reads the cell before the bit is set, which happens once in a job.
+        unsafe { *shared.owner.get() = Some(std::thread::current()) };
+        // Who leaves from here on sees the bit; who left before is counted in what this gives.
+        let mut seen = gone.fetch_or(OWNER_SLEEPS, Ordering::AcqRel);
+        while seen & !OWNER_SLEEPS != entered {
+            std::thread::park();
+            seen = gone.load(Ordering::Acquire);
+        }
+        return;
+    }
+}
+
+/// A worker counts itself out of the job, and wakes the owner if that sleeps.
+fn leave(shared: &Shared) {
+    let gone = &shared.gone.0;
+    let mut seen = gone.load(Ordering::Acquire);
+    loop {
+        // SAFETY: the bit was seen, and this worker is not counted yet. It is once the exchange succeeds, and the cell may
+        // change: hence the copy.
+        let owner = if seen & OWNER_SLEEPS == 0 { None } else { unsafe { (*shared.owner.get()).clone() } };
+        match gone.compare_exchange_weak(seen, seen + 1, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => return owner.iter().for_each(Thread::unpark),
+            Err(now) => seen = now,
+        }
+    }
 }
 
 /// Waits until the gate shows another job than `seen`.
 fn wait_for_job(shared: &Shared, seen: u32) -> Gate {
-    let mut spins = 0u32;
+    let mut patience = Patience::default();
     loop {
         let gate = Gate(shared.gate.0.load(Ordering::Acquire));
         if gate.generation() != seen {
             return gate;
         }
-        pause(&mut spins);
-        if spins > SPIN_ITERATIONS + YIELDS_BEFORE_PARK {
+        if patience.wait() {
             // Announce first, look again, then sleep: the owner opens the gate before it looks at `parked`.
             shared.parked.0.fetch_add(1, Ordering::SeqCst);
             if Gate(shared.gate.0.load(Ordering::SeqCst)).generation() == seen {
@@ -303,76 +424,12 @@ fn work(shared: &Shared, index: usize) {
         // SAFETY: the owner wrote the job before it opened this gate and keeps the closure alive until all who went in
         // have reported.
         let job = unsafe { &*(*shared.job.get()).expect("a gate without a job") };
-        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(index))).is_err() {
+        if catch_unwind(AssertUnwindSafe(|| job(index))).is_err() {
             shared.panicked.store(true, Ordering::Relaxed);
         }
-        shared.finished.0.fetch_add(1, Ordering::Release);
+        leave(shared);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_item_is_done_once_for_any_thread_count_and_grain() {
-        for threads in 1..=4 {
-            let pool = Pool::new(threads);
-            for grain in [1, 3, 64] {
-                for total in [0usize, 1, 7, 200] {
-                    let counts: Vec<_> = (0..total).map(|_| AtomicUsize::new(0)).collect();
-                    let part = |range: Range<usize>, _| {
-                        range.for_each(|i| {
-                            counts[i].fetch_add(1, Ordering::Relaxed);
-                        });
-                    };
-                    pool.split(total, grain, &part);
-                    pool.split_in_order(total, grain, &part);
-                    let done: Vec<_> = counts.iter().map(|c| c.load(Ordering::Relaxed)).collect();
-                    assert!(done.iter().all(|&c| c == 2), "{threads} threads, grain {grain}: {done:?}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_closed_gate_turns_late_workers_away() {
-        let pool = Pool::new(1);
-        assert!(!enter(&pool.shared, Gate(Gate::open(7).0 | Gate::CLOSED)), "closed");
-        assert!(!enter(&pool.shared, Gate::open(7)), "the gate has moved on");
-        pool.shared.gate.0.store(Gate::open(8).0, Ordering::SeqCst);
-        assert!(enter(&pool.shared, Gate::open(8)));
-        assert_eq!(Gate(pool.shared.gate.0.load(Ordering::SeqCst)).entered(), 1);
-    }
-
-    #[test]
-    fn many_short_jobs_each_see_their_own_closure() {
-        let pool = Pool::new(3);
-        for round in 0..20_000usize {
-            let sum = AtomicUsize::new(0);
-            pool.split_in_order(6, 1, &|range, _| {
-                sum.fetch_add(range.start + round, Ordering::Relaxed);
-            });
-            assert_eq!(sum.into_inner(), 15 + 6 * round);
-        }
-    }
-
-    #[test]
-    fn parked_workers_wake_and_a_panic_reaches_the_caller() {
-        let pool = Pool::new(2);
-        std::thread::sleep(std::time::Duration::from_millis(200));
-        let ran = AtomicUsize::new(0);
-        pool.run(&|_| {
-            ran.fetch_add(1, Ordering::Relaxed);
-        });
-        assert_eq!(ran.load(Ordering::Relaxed), 2);
-        let caught =
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| pool.run(&|t| assert_ne!(t, 1))));
-        assert!(caught.is_err());
-        // The next job is another one.
-        pool.run(&|_| {
-            ran.fetch_add(1, Ordering::Relaxed);
-        });
-        assert_eq!(ran.load(Ordering::Relaxed), 4);
-    }
-}
+mod tests;
