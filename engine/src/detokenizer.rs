@@ -5,12 +5,17 @@
 
 use crate::tokenizer::Tokenizer;
 
+/// Room for the text of a token, reserved once: few are longer, and those make their buffers grow.
+pub(crate) const TOKEN_BYTES: usize = 256;
+
 /// The text of one sequence of tokens, as far as it is whole characters.
 #[derive(Clone, Debug, Default)]
 pub struct Detokenizer {
     /// The beginning of a character: its first `held` bytes.
     beginning: [u8; 3],
     held: usize,
+    /// The beginning and what came after it; kept, so that a token allocates nothing.
+    joined: Vec<u8>,
     /// Whether the next text begins with the space that the tokenizer put before it.
     strip_space: bool,
     show_control: bool,
@@ -19,7 +24,7 @@ pub struct Detokenizer {
 impl Detokenizer {
     /// For tokens that go on after other text, as those that a model generates do: every space is shown.
     pub fn new() -> Self {
-        Self::default()
+        Self { joined: Vec::with_capacity(TOKEN_BYTES), ..Self::default() }
     }
 
     /// For a text from its very beginning: the space that `tokenizer` put before it, if it is one that does, is taken
@@ -65,10 +70,12 @@ impl Detokenizer {
         if self.held == 0 {
             return self.append(bytes, out);
         }
-        let mut joined = Vec::with_capacity(self.held + bytes.len());
+        let mut joined = std::mem::take(&mut self.joined);
+        joined.clear();
         joined.extend_from_slice(&self.beginning[..self.held]);
         joined.extend_from_slice(bytes);
         self.append(&joined, out);
+        self.joined = joined;
     }
 
     /// Appends `bytes` without a beginning at their end, which is held back.

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use crate::{
-    detokenizer::Detokenizer,
+    detokenizer::{Detokenizer, TOKEN_BYTES},
     request::{
         FinishReason, GenerationParams, MAX_LOG_PROBABILITIES, MAX_STOP_TOKENS, RequestError, StopCause,
     },
@@ -184,7 +184,7 @@ impl Generation {
             logprobs: params.logprobs.map(|count| count as usize),
             untouched: Vec::new(),
             text_bytes: 0,
-            piece: String::new(),
+            piece: String::with_capacity(TOKEN_BYTES),
             text_model,
         })
     }

@@ -7,6 +7,8 @@
 
 use thiserror::Error;
 
+use crate::detokenizer::TOKEN_BYTES;
+
 /// Most stop strings a request may have.
 pub const MAX_STOPS: usize = 64;
 /// Longest stop string, in bytes.
@@ -61,7 +63,9 @@ impl StopStrings {
         if let Some(index) = stops.iter().position(|stop| !(1..=MAX_STOP_BYTES).contains(&stop.len())) {
             return Err(StopError::Length { index, bytes: stops[index].len() });
         }
-        Ok(Self { stops, held: String::new(), matched: None })
+        // What may begin a stop, and a token's text.
+        let most = stops.iter().map(String::len).max().unwrap_or(0) + TOKEN_BYTES;
+        Ok(Self { stops, held: String::with_capacity(most), matched: None })
     }
 
     /// Takes the next piece of text and appends to `out` what is safe to show. True once a stop was hit: the text is

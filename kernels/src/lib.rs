@@ -5,5 +5,6 @@
 
 pub mod backend;
 pub mod blocks;
+pub mod counting;
 pub mod cpu;
 pub mod mapped_file;

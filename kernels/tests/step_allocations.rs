@@ -1,19 +1,12 @@
 //! A step of decoding allocates nothing once its scratch has grown: counted by the allocator itself.
 
-use std::{
-    alloc::{GlobalAlloc, Layout, System},
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-};
-
 use zllm_kernels::{
     backend::{
         Experts, KvFormat, KvLayer, Linear, Memory, RopeStyle, RoutedProduct, Routing, RoutingScores, Span,
         WeightSource,
     },
     blocks::BlockFormat,
+    counting::CountingAllocator,
     cpu::{
         CpuBackend,
         attention::{AttendArgs, AttendScratch, append, attend},
@@ -24,25 +17,8 @@ use zllm_kernels::{
     },
 };
 
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-struct Counting;
-
-// SAFETY: the system's allocator, with a count.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promises.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 #[test]
 fn a_step_allocates_nothing_after_the_first() {
@@ -79,12 +55,12 @@ fn a_step_allocates_nothing_after_the_first() {
     step(2559);
     // Rows choose anew each time: among some steps is one with many experts.
     (0..20).for_each(|_| step(2559));
-    assert!(ALLOCATIONS.load(Ordering::Relaxed) > 0, "the count counts");
+    assert!(ALLOCATOR.allocations() > 0, "the count counts");
     // The test harness has a thread of its own, which may allocate now and then; a step that allocates does so each time.
     let fewest = (0..5).map(|_| {
-        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        let before = ALLOCATOR.allocations();
         (2500..2559).for_each(&mut step);
-        ALLOCATIONS.load(Ordering::Relaxed) - before
+        ALLOCATOR.allocations() - before
     });
     assert_eq!(fewest.min(), Some(0));
 }
@@ -102,7 +78,7 @@ fn experts_step(isa: Isa) -> impl FnMut() {
         scale: 1.0,
     };
     let (rows, width) = (3, 64);
-    let mut backend = CpuBackend::new(Arc::new(Pool::new(2)), isa);
+    let mut backend = CpuBackend::new(Pool::new(2), isa);
     let bytes = vec![7; BlockFormat::Q8_0.row_bytes(width).expect("whole blocks") * width];
     let (format, release) = (BlockFormat::Q8_0, &|_| {});
     let source = WeightSource { name: "expert", format, rows: width, cols: width, bytes: &bytes, release };

@@ -52,7 +52,8 @@ impl Cut {
     }
 }
 
-/// Buffers of a draw, kept between draws; their content does not matter to the next.
+/// Buffers of a draw, kept between draws; their content does not matter to the next. Room for a whole row is reserved at the
+/// first, so that no later one allocates; what is not used is not touched.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Distribution {
     block_maxima: Vec<f32>,
@@ -75,6 +76,7 @@ impl Distribution {
     pub(super) fn keep(&mut self, logits: &mut [f32], filters: &Filters, kept: &mut Vec<Candidate>) {
         let cut = self.cut(logits, filters);
         kept.clear();
+        kept.reserve(logits.len());
         for &block in &self.live_blocks {
             for (id, &likelihood) in (block * BLOCK as u32..).zip(block_of(logits, block)) {
                 if weight(likelihood) > 0 && cut.keeps(likelihood, id) {
@@ -119,6 +121,7 @@ impl Distribution {
         }
         let scale = 1.0 / filters.temperature;
         self.live_blocks.clear();
+        self.live_blocks.reserve(self.block_maxima.len());
         for (index, block) in (0u32..).zip(logits.chunks_mut(BLOCK)) {
             let block_max = self.block_maxima[index as usize];
             if block_max >= reach && (block_max - max) * scale > LOWEST_EXPONENT {
@@ -184,6 +187,7 @@ impl Distribution {
     fn collect(&mut self, likelihoods: &[f32], cut: Cut, bucket: usize) {
         let bucket = bucket as u32;
         self.members.clear();
+        self.members.reserve(likelihoods.len());
         for &block in &self.live_blocks {
             let values = block_of(likelihoods, block);
             // Without an exit inside, so that it is a few vector compares.
