@@ -16,8 +16,10 @@ use std::{marker::PhantomData, ops::Range};
 
 /// Blocks of columns that several tiles walk before the next 256 columns are fetched.
 const BLOCKED_COLS: usize = 256;
-/// How far one tile alone fetches ahead: 10-17 KB.
+/// How far one tile alone fetches ahead: 16 blocks of columns, where they are at least 10 KB (Q2_K, one row: 27 GB/s at 5 KB,
+/// 33 at 10).
 const BLOCKS_AHEAD: usize = 16;
+const LEAST_BYTES_AHEAD: usize = 10 << 10;
 
 /// How a group is walked.
 #[derive(Clone, Copy)]
@@ -32,23 +34,25 @@ struct Plan {
 
 impl Plan {
     /// Measured on a Zen 5 server core, weights from memory, GB/s of one thread of about 30 that it can read: fetching ahead
-    /// lifts K-quants (Q4_K one row 19 to 29, four rows 10 to 21; Q6_K 14 to 22 and 8 to 26), whose long units defeat the
-    /// hardware's own fetching. It costs the others up to four rows (Q4_0 30 to 25), lifts them from five on (Q5_0 six rows
-    /// 15 to 26), and never helps Q8_0. With more tiles than one, columns are blocked so that the last tile can fetch.
+    /// lifts K-quants (Q4_K one row 19 to 29, four rows 10 to 21; Q6_K 14 to 22 and 8 to 26; Q2_K and Q3_K twofold), whose
+    /// long units defeat the hardware's own fetching. It costs the others up to four rows (Q4_0 30 to 25), lifts them from
+    /// five on (Q5_0 six rows 15 to 26), and never helps Q8_0. With more tiles than one, columns are blocked so that the last
+    /// tile can fetch. Two scales a block leave no registers for a tile of eight rows.
     #[inline(always)]
     fn new<S: Simd, F: Format>(m: usize, blocks: usize) -> Self {
         let whole = Self { tile_rows: S::TILE_ROWS, blocks, ahead: 0 };
-        let fetching = Self { ahead: BLOCKS_AHEAD * F::UNIT_BYTES / F::UNIT_BLOCKS, ..whole };
-        let k_quant = F::UNIT_BLOCKS > 1;
+        let ahead = (BLOCKS_AHEAD * F::UNIT_BYTES / F::UNIT_BLOCKS).max(LEAST_BYTES_AHEAD);
+        let fetching = Self { ahead, ..whole };
+        let long_units = F::UNIT_BLOCKS > 1;
         let bits = F::Folding::LARGEST.ilog2() + 1;
         match m {
             ..=8 if bits == 8 => Self { tile_rows: widest::<S>(), ..whole },
             _ if bits == 8 => whole,
-            ..=4 if !k_quant => whole,
+            ..=4 if !long_units => whole,
             ..=6 => fetching,
             7..=8 if F::SPANS == 2 => Self::blocked::<F>(S::TILE_ROWS.min(4)),
             7..=8 => Self { tile_rows: widest::<S>(), ..fetching },
-            9..=24 if k_quant || !F::HAS_MINIMUM => Self::blocked::<F>(S::TILE_ROWS),
+            9..=24 if long_units || !F::HAS_MINIMUM => Self::blocked::<F>(S::TILE_ROWS),
             _ => whole,
         }
     }
