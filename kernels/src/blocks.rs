@@ -4,14 +4,14 @@
 
 mod decode;
 mod fp4;
-mod grids;
+pub(crate) mod grids;
 mod iq;
 mod k_quants;
 mod legacy;
 mod ternary;
 
 pub use decode::decode_row;
-pub(crate) use decode::{MAX_BLOCK_LEN, Scales, scales, six_bit_scale, unpack_codes, unpack_fields};
+pub(crate) use decode::{MAX_BLOCK_LEN, Scales, half as widened_half, scales, six_bit_scale, unpack_codes};
 pub(crate) use fp4::{half_of_power, half_of_small_float, plain_small_float};
 pub(crate) use k_quants::six_bit_pair;
 

@@ -172,7 +172,7 @@ pub(super) fn half_at(block: &[u8], at: usize) -> f32 {
 
 /// An f16 widened without a call or a branch: scales are decoded in the kernels' loops. A signalling NaN stays one.
 #[inline(always)]
-pub(super) fn half(bits: u16) -> f32 {
+pub(crate) fn half(bits: u16) -> f32 {
     let sign = u32::from(bits & 0x8000) << 16;
     let magnitude = u32::from(bits & 0x7fff) << 13;
     // Read as an f32 the number is 2^112 too small (a bias of 127 instead of 15), subnormals included.
@@ -199,7 +199,7 @@ pub(crate) fn unpack_codes(format: BlockFormat, block: &[u8], out: &mut [u8]) {
 /// # Panics
 /// As [`unpack_codes`].
 #[inline(always)]
-pub(crate) fn unpack_fields(format: BlockFormat, block: &[u8], out: &mut [u8]) {
+fn unpack_fields(format: BlockFormat, block: &[u8], out: &mut [u8]) {
     assert_eq!((block.len(), out.len()), (format.block_bytes(), format.block_len()), "one {format} block");
     match format {
         BlockFormat::Q1_0 => ternary::q1_0(block, out),

@@ -40,6 +40,13 @@ mod avx512;
 mod codes;
 #[cfg(target_arch = "x86_64")]
 mod floats;
+mod grid;
+#[cfg(target_arch = "x86_64")]
+mod grid_avx2;
+#[cfg(target_arch = "x86_64")]
+mod grid_avx512;
+#[cfg(target_arch = "x86_64")]
+mod grid_panel;
 mod layout;
 mod line;
 mod pack;

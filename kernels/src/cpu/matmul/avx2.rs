@@ -7,10 +7,10 @@
 use super::{
     GroupJob,
     codes::Quad,
-    floats,
+    floats, grid_avx2,
     layout::{Codes, Format, GROUP_ROWS, QUADS, with_format},
     pack,
-    panel::{self, with_panel},
+    panel::with_panel,
     rows::{Quantised, quantise_plain},
     simd::Simd,
     tile,
@@ -71,12 +71,6 @@ unsafe fn float_weights(job: &GroupJob) {
 pub(super) fn pack_groups(format: BlockFormat, cols: usize, rows: &[u8], out: &mut [u8]) {
     // SAFETY: this function has the instruction set.
     unsafe { pack::pack_groups::<Avx2>(format, cols, rows, out) }
-}
-
-/// See [`super::panel`].
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn decode_units(format: BlockFormat, units: &[u8], panel: &mut [u32]) {
-    panel::decode_units(format, units, panel);
 }
 
 /// See [`super::rows`].
@@ -175,7 +169,8 @@ impl Simd for Avx2 {
             _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())),
             codes
         );
-        fn decode_units(format: BlockFormat, units: &[u8], panel: &mut [u32]) = decode_units(format, units, panel);
+        fn decode_units(format: BlockFormat, units: &[u8], panel: &mut [u32]) =
+            grid_avx2::decode_units(format, units, panel);
         fn four_activations(from: *const i8) -> __m256i = _mm256_set1_epi32(from.cast::<i32>().read_unaligned());
         fn ints(value: i32) -> __m256i = _mm256_set1_epi32(value);
         fn no_partial() -> __m256i = _mm256_setzero_si256();

@@ -6,8 +6,8 @@
 
 use super::{
     codes::{Folding, Quad},
+    grid,
     layout::{self, BLOCK_COLS, Format, GROUP_ROWS, QUAD_BYTES, QUADS, with_format},
-    panel,
     scales::Header,
     transpose::{FileRows, Transpose},
 };
@@ -37,7 +37,7 @@ pub(super) unsafe fn pack_groups<T: Transpose>(
         // SAFETY: as the caller promises.
         let rows = unsafe { FileRows::<T>::new(bytes, row_bytes) };
         with_format!(format, F => pack_quantised::<F, T>(&rows, group),
-        panel => panel::pack(format, cols, bytes, group),
+        panel => grid::pack(format, cols, bytes, group),
         _ => match format.block_bytes() {
             2 => pack_halves(&rows, cols, group),
             _ => pack_floats(&rows, cols, group),
@@ -105,7 +105,7 @@ fn pack_quantised<F: Format, T: Transpose>(rows: &FileRows<'_, T>, group: &mut [
 }
 
 /// The codes of the blocks at byte `block` of all rows, or the fields that choose them: what
-/// [`crate::blocks::unpack_fields`] gives for each, four to a word.
+/// `unpack_fields` of `blocks/decode.rs` gives for each, four to a word.
 #[inline(always)]
 fn unpack_quads<F: Format, T: Transpose>(rows: &FileRows<'_, T>, block: usize, quads: &mut [Quad]) {
     use BlockFormat as B;

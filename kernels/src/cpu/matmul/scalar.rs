@@ -2,7 +2,7 @@
 //! instruction set of their own run, and what the others are tested against.
 
 use super::{
-    GroupJob,
+    GroupJob, grid,
     layout::{BLOCK_COLS, Codes, Format, GROUP_ROWS, QUAD_BYTES, QUADS, with_format},
     panel::with_panel,
 };
@@ -58,16 +58,20 @@ unsafe fn multiply_decoded_first<C: Codes>(job: &GroupJob, g: usize, group: &[u8
     let unit_blocks = len / BLOCK_COLS;
     let mut unit_codes: [BlockCodes; MAX_BLOCK_LEN / BLOCK_COLS] = [[[0; QUAD_BYTES]; QUADS]; _];
     for (u, unit) in group.chunks_exact(GROUP_ROWS * bytes).enumerate() {
-        let file_block = |lane: usize| &unit[lane * bytes..][..bytes];
+        let mut file_blocks = [[0u8; grid::MOST_BLOCK_BYTES]; GROUP_ROWS];
         for lane in 0..GROUP_ROWS {
             let mut codes = [0u8; MAX_BLOCK_LEN];
-            unpack_codes(job.format, file_block(lane), &mut codes[..len]);
+            let block = &mut file_blocks[lane][..bytes];
+            grid::file_block(job.format, unit, lane, block);
+            unpack_codes(job.format, block, &mut codes[..len]);
             for (i, four) in codes[..len].as_chunks::<4>().0.iter().enumerate() {
                 unit_codes[i / QUADS][i % QUADS][4 * lane..][..4].copy_from_slice(four);
             }
         }
         for (b, codes) in unit_codes[..unit_blocks].iter().enumerate() {
-            let scales = |span, lane| blocks::scales(job.format, file_block(lane), b * C::SPANS + span);
+            let scales = |span, lane: usize| {
+                blocks::scales(job.format, &file_blocks[lane][..bytes], b * C::SPANS + span)
+            };
             // SAFETY: as the caller promises.
             unsafe { multiply_block::<C>(job, g, u * unit_blocks + b, codes, scales) };
         }

@@ -51,7 +51,7 @@ pub(super) trait Simd: Copy {
     /// The byte of a table of sixteen that each code (0-15) chooses.
     unsafe fn look_up(table: &[u8; 16], codes: Self::Codes) -> Self::Codes;
 
-    /// [`super::panel::decode_units`] compiled for the instruction set.
+    /// Decodes units to a panel of as many blocks ([`super::panel`], [`super::grid_panel`]).
     unsafe fn decode_units(format: BlockFormat, units: &[u8], panel: &mut [u32]);
 
     /// Four activations at `from`, in every lane.

@@ -1,8 +1,9 @@
 //! A weight matrix in the packed layout of [`super::layout`]: made once at load, then only read.
 
 use super::{
+    grid,
     layout::{self, BLOCK_COLS, Format, GROUP_ROWS, QUADS, with_format},
-    pack, panel,
+    pack,
     transpose::Plain,
 };
 use crate::{
@@ -166,7 +167,7 @@ impl PackedWeight {
         assert_eq!(out.len(), self.cols, "columns");
         let group = &self.groups()[row / GROUP_ROWS * self.group_bytes..][..self.group_bytes];
         let lane = row % GROUP_ROWS;
-        with_format!(self.format, F => decode_lane::<F>(group, lane, out), panel => panel::decode_lane(self.format, group, lane, out), _ => {
+        with_format!(self.format, F => decode_lane::<F>(group, lane, out), panel => grid::decode_lane(self.format, group, lane, out), _ => {
             let width = self.format.block_bytes();
             for (column, value) in group.chunks_exact(GROUP_ROWS * width).zip(out) {
                 blocks::decode_row(self.format, &column[lane * width..][..width], std::slice::from_mut(value));
