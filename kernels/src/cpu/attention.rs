@@ -35,6 +35,8 @@
 //! Layouts: q `rows x heads x k_dim`, k and v `rows x kv_heads x dim`, out `rows x heads x v_dim`; heads `[g*h, g*h + g)`
 //! share KV head h, where g = heads / kv_heads.
 
+use std::ops::Range;
+
 use super::{
     isa::Isa,
     kv::{KvArena, LayerPlace},
@@ -158,11 +160,17 @@ pub fn attend(pool: &Pool, isa: Isa, arena: &KvArena, args: AttendArgs<'_>, scra
         records: Shared::new(records),
     };
     let threads = Shared::new(threads);
-    pool.split(works.len(), 1, &|range, thread| {
+    let run = |range: Range<usize>, thread: usize| {
         // SAFETY: the pool runs one piece at a time on a thread, and each thread takes its own scratch.
         let [scratch] = (unsafe { threads.part(thread..thread + 1) }) else { unreachable!("a range of one") };
-        simd::dispatch(isa, Run { context: &context, works: &works[range], scratch });
-    });
+        let following = works.get(range.end);
+        simd::dispatch(isa, Run { context: &context, works: &works[range], following, scratch });
+    };
+    match plan.blocks {
+        // Few rows: a stream from memory, in which each thread fetches ahead what it takes next.
+        0 => pool.split_in_order(works.len(), 1, &run),
+        _ => pool.split(works.len(), 1, &run),
+    }
     pool.split(merges.len(), 1, &|range, thread| {
         // SAFETY: as above.
         let [scratch] = (unsafe { threads.part(thread..thread + 1) }) else { unreachable!("a range of one") };
@@ -193,6 +201,8 @@ fn first_visible(position: usize, window: Option<usize>) -> usize {
 struct Run<'a> {
     context: &'a Context<'a>,
     works: &'a [Work],
+    /// The work after these.
+    following: Option<&'a Work>,
     scratch: &'a mut ThreadScratch,
 }
 
@@ -200,8 +210,9 @@ impl Kernel for Run<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        for work in self.works {
-            work::run(s, self.context, work, self.scratch);
+        for (index, work) in self.works.iter().enumerate() {
+            let following = self.works.get(index + 1).or(self.following);
+            work::run(s, self.context, work, following, self.scratch);
         }
     }
 }

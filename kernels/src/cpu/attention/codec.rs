@@ -104,7 +104,7 @@ pub(super) trait KeyCodec: Codec {
     fn put_key<S: Simd>(s: S, x: &[f32], measure: Option<Measure>, token: usize, group: &mut [u8]);
 
     /// Scores of `ROWS` rows with `GROUPS` groups of keys, which are written at `scores[row * 256 + group * 16]`. Asks
-    /// for the same places of the groups at `next` to be fetched.
+    /// for the same places of the groups at `fetch` to be fetched.
     ///
     /// # Safety
     /// `keys` point at K groups of `dim` dimensions; `queries` at `dim / QUERY_UNIT` x 12 units, of which the first
@@ -115,7 +115,7 @@ pub(super) trait KeyCodec: Codec {
         queries: *const u32,
         scales: *const f32,
         keys: [*const u8; GROUPS],
-        next: [*const u8; GROUPS],
+        fetch: [*const u8; GROUPS],
         scores: *mut f32,
     );
 }
@@ -130,17 +130,17 @@ pub(super) trait ValueCodec: Codec {
     /// Writes a value within the limit as token `token` of `group`.
     fn put_value<S: Simd>(s: S, x: &[f32], measure: Measure, token: usize, group: &mut [u8]);
 
-    /// Makes weights of the f32 ones that `scratch.scores` has for row `row` of a tile.
+    /// Makes f32 weights, their sums and then the weights of the second product of the scores and maxima of the first
+    /// `rows` rows of a tile.
     ///
     /// # Safety
     /// The values of `groups` are V groups of `dim` dimensions.
     unsafe fn encode_weights<S: Simd>(
         s: S,
         dim: usize,
-        row: usize,
+        rows: usize,
         groups: Range<usize>,
         here: &Groups,
-        next: &Groups,
         scratch: &mut TileScratch,
     );
 
@@ -148,7 +148,7 @@ pub(super) trait ValueCodec: Codec {
     fn weights(scratch: &TileScratch) -> *const Self::Weight;
 
     /// The weighted sum of the values of `groups` for `ROWS` rows, `CHUNKS` x 16 dimensions from `chunk` x 16 on, written
-    /// at `out[row * 256 + dimension]`. Asks for the same places of the groups at `next` to be fetched.
+    /// at `out[row * dim + dimension]`. Asks for the same places of the groups at `fetch` to be fetched.
     ///
     /// # Safety
     /// `values[groups]` point at V groups that have these dimensions; `weights` at `ROWS x 256`, `scales` at `ROWS`, `out`
@@ -156,12 +156,13 @@ pub(super) trait ValueCodec: Codec {
     #[allow(clippy::too_many_arguments, reason = "the operands of a product")]
     unsafe fn outputs<S: Simd, const ROWS: usize, const CHUNKS: usize>(
         s: S,
+        dim: usize,
         chunk: usize,
         groups: Range<usize>,
         weights: *const Self::Weight,
         scales: *const f32,
         values: &[*const u8; LANES],
-        next: &[*const u8; LANES],
+        fetch: &[*const u8; LANES],
         out: *mut f32,
     );
 }

@@ -38,6 +38,8 @@ pub(super) struct Plan {
     pub(super) records: usize,
     /// Rows of the largest work.
     pub(super) rows: usize,
+    /// How many works, the first ones, are blocks of many rows.
+    pub(super) blocks: usize,
 }
 
 /// The ranges that `queries` of `span` see.
@@ -64,6 +66,7 @@ pub(super) fn schedule(
     for (index, span) in spans.iter().enumerate().filter(|(_, s)| !few(s)) {
         push_blocks(index, span, window, kv_heads, block_queries(block_rows, group), works);
     }
+    let blocks = works.len();
     let all = |span: &Span<'_>| visible_ranges(span, &(0..span.rows), window);
     let total: usize = spans.iter().filter(|s| few(s) && s.rows > 0).map(|s| all(s).len() * kv_heads).sum();
     let piece = match threads {
@@ -89,7 +92,7 @@ pub(super) fn schedule(
         }
     }
     let rows = works.iter().map(|w| w.queries.len() * group).max().unwrap_or(0);
-    Plan { records, rows }
+    Plan { records, rows, blocks }
 }
 
 /// Queries of a block of about `rows` rows: full tiles where that is possible.

@@ -3,6 +3,11 @@
 //! Lanes are keys in the first product and dimensions in the second: nothing is summed across lanes but l and S, once a
 //! range, so a row's bits do not depend on its neighbours in the tile. Masked keys are exact no-ops.
 
+#![allow(
+    clippy::needless_range_loop,
+    reason = "loops over register arrays have compile-time bounds and unroll into registers"
+)]
+
 use std::ops::Range;
 
 use super::{
@@ -31,35 +36,35 @@ pub(super) struct Groups {
     pub(super) values: [*const u8; RANGE_GROUPS],
 }
 
-impl Groups {
-    pub(super) const NONE: Self =
-        Self { keys: [std::ptr::null(); RANGE_GROUPS], values: [std::ptr::null(); RANGE_GROUPS] };
-}
+/// The scores or weights of a row, by group.
+pub(super) type RowScores = [[f32; LANES]; RANGE_GROUPS];
+/// The weights of a row as codes, by group.
+pub(super) type RowCodes = [[i16; LANES]; RANGE_GROUPS];
 
 /// What a tile computes with, and its results.
 #[repr(align(64))]
 pub(super) struct TileScratch {
     /// Scores, then weights.
-    pub(super) scores: [f32; TILE_ROWS * RANGE_KEYS],
+    pub(super) scores: [RowScores; TILE_ROWS],
     /// Weights as codes, set after set.
-    pub(super) codes: [i16; WEIGHT_SETS * TILE_ROWS * RANGE_KEYS],
+    pub(super) codes: [[RowCodes; TILE_ROWS]; WEIGHT_SETS],
     /// 1 / factor of the codes, a set and row.
-    pub(super) code_scales: [f32; WEIGHT_SETS * TILE_ROWS],
+    pub(super) code_scales: [[f32; LANES]; WEIGHT_SETS],
     /// `m_r` of each row that sees a key.
-    pub(super) max: [f32; TILE_ROWS],
+    pub(super) max: [f32; LANES],
     /// `l_r` of each row that sees a key.
-    pub(super) sum: [f32; TILE_ROWS],
-    /// `O_r` of each row that sees a key, at `row * 256`.
+    pub(super) sum: [f32; LANES],
+    /// `O_r` of each row that sees a key, at `row * v_dim`.
     pub(super) out: [f32; TILE_ROWS * MAX_HEAD_DIM],
 }
 
 impl TileScratch {
     pub(super) const ZERO: Self = Self {
-        scores: [0.0; TILE_ROWS * RANGE_KEYS],
-        codes: [0; WEIGHT_SETS * TILE_ROWS * RANGE_KEYS],
-        code_scales: [0.0; WEIGHT_SETS * TILE_ROWS],
-        max: [0.0; TILE_ROWS],
-        sum: [0.0; TILE_ROWS],
+        scores: [[[0.0; LANES]; RANGE_GROUPS]; TILE_ROWS],
+        codes: [[[[0; LANES]; RANGE_GROUPS]; TILE_ROWS]; WEIGHT_SETS],
+        code_scales: [[0.0; LANES]; WEIGHT_SETS],
+        max: [0.0; LANES],
+        sum: [0.0; LANES],
         out: [0.0; TILE_ROWS * MAX_HEAD_DIM],
     };
 }
@@ -77,8 +82,10 @@ pub(super) struct Tile<'a> {
     /// The softcap in log2 units.
     pub(super) softcap: Option<f32>,
     pub(super) here: &'a Groups,
-    /// What to fetch meanwhile.
-    pub(super) next: &'a Groups,
+    /// Keys or values to fetch during the first product.
+    pub(super) fetch_first: &'a [*const u8; RANGE_GROUPS],
+    /// Likewise during the second one.
+    pub(super) fetch_second: &'a [*const u8; RANGE_GROUPS],
 }
 
 /// Calls `$kernel::<S, ROWS, $vectors>` for pieces of `$rows` rows from `$row` on.
@@ -108,6 +115,25 @@ macro_rules! for_row_pieces {
     };
 }
 
+/// Evaluates `$body` for the rows of the slice `$rows`, block after block, with `$block: &mut [T; $N]` and `$row`, its first
+/// row: `$N` is 3 and, for what is left, 1. Rows of a block fill what one alone would wait for: its chain of sums.
+macro_rules! for_row_blocks {
+    ($rows:expr, $N:ident, $row:ident, $block:ident => $body:expr) => {
+        let (blocks, rest) = $rows.as_chunks_mut::<3>();
+        let full = blocks.len() * 3;
+        for ($row, $block) in (0..).step_by(3).zip(blocks) {
+            const $N: usize = 3;
+            $body
+        }
+        for ($row, $block) in (full..).zip(rest) {
+            const $N: usize = 1;
+            let $block = std::array::from_mut($block);
+            $body
+        }
+    };
+}
+pub(super) use for_row_blocks;
+
 /// Fills `max`, `sum` and `out` for the rows that see a key of this range.
 ///
 /// # Safety
@@ -123,9 +149,7 @@ pub(super) unsafe fn compute<S: Simd>(s: S, tile: &Tile<'_>, scratch: &mut TileS
     assert!(tile.queries.len() >= query_units(keys, tile.layer.k_dim) * TILE_ROWS);
     // SAFETY: the caller's promise; sizes are checked above.
     with_codec!(keys, C => unsafe { all_scores::<C, S>(s, tile, first..end, scratch) });
-    for row in (0..rows).filter(|&row| !tile.visible[row].is_empty()) {
-        softmax_row(s, tile, row, first..end, scratch);
-    }
+    maxima(s, tile, first..end, scratch);
     // SAFETY: as above; the groups are visible to some row of the tile.
     with_codec!(values, C => unsafe { all_outputs::<C, S>(s, tile, first..end, scratch) });
 }
@@ -141,10 +165,10 @@ unsafe fn all_scores<C: KeyCodec, S: Simd>(
 ) {
     let (dim, rows) = (tile.layer.k_dim, tile.visible.len());
     let (queries, scales) = (tile.queries.as_ptr(), tile.scales.as_ptr());
-    let (keys, next) = (&tile.here.keys, &tile.next.keys);
+    let (keys, fetch) = (&tile.here.keys, tile.fetch_first);
     let mut g = groups.start;
     while g < groups.end {
-        let scores = scratch.scores[g * GROUP_TOKENS..].as_mut_ptr();
+        let scores = scratch.scores.as_flattened_mut()[g..].as_mut_ptr().cast::<f32>();
         if S::TILE_VECTORS >= 2 && g + 2 <= groups.end {
             for_row_pieces!(
                 S,
@@ -157,7 +181,7 @@ unsafe fn all_scores<C: KeyCodec, S: Simd>(
                     queries.add(row),
                     scales.add(row),
                     [keys[g], keys[g + 1]],
-                    [next[g], next[g + 1]],
+                    [fetch[g], fetch[g + 1]],
                     scores.add(row * RANGE_KEYS)
                 )
             );
@@ -174,7 +198,7 @@ unsafe fn all_scores<C: KeyCodec, S: Simd>(
                     queries.add(row),
                     scales.add(row),
                     [keys[g]],
-                    [next[g]],
+                    [fetch[g]],
                     scores.add(row * RANGE_KEYS)
                 )
             );
@@ -192,20 +216,18 @@ unsafe fn all_outputs<C: ValueCodec, S: Simd>(
     groups: Range<usize>,
     scratch: &mut TileScratch,
 ) {
-    let rows = tile.visible.len();
-    for row in (0..rows).filter(|&row| !tile.visible[row].is_empty()) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            C::encode_weights(s, tile.layer.v_dim, row, groups.clone(), tile.here, tile.next, scratch);
-        }
-    }
+    let (rows, dim) = (tile.visible.len(), tile.layer.v_dim);
+    // SAFETY: the caller's promise.
+    unsafe { C::encode_weights(s, dim, rows, groups.clone(), tile.here, scratch) };
     let (weights, scales, out) =
         (C::weights(scratch), scratch.code_scales.as_ptr(), scratch.out.as_mut_ptr());
-    let (values, next) = (&tile.here.values, &tile.next.values);
+    let (values, fetch) = (&tile.here.values, tile.fetch_second);
     let mut chunk = 0;
-    while chunk < tile.layer.v_dim / LANES {
-        let first = chunk / C::WEIGHT_CHUNKS * TILE_ROWS;
-        if S::TILE_VECTORS >= 2 && chunk + 2 <= tile.layer.v_dim / LANES {
+    while chunk < dim / LANES {
+        let set = chunk / C::WEIGHT_CHUNKS;
+        let weights = weights.wrapping_add(set * TILE_ROWS * RANGE_KEYS);
+        let scales = scales.wrapping_add(set).cast::<f32>();
+        if S::TILE_VECTORS >= 2 && chunk + 2 <= dim / LANES {
             for_row_pieces!(
                 S,
                 rows,
@@ -213,13 +235,14 @@ unsafe fn all_outputs<C: ValueCodec, S: Simd>(
                 2,
                 outputs(
                     s,
+                    dim,
                     chunk,
                     groups.clone(),
-                    weights.add((first + row) * RANGE_KEYS),
-                    scales.add(first + row),
+                    weights.add(row * RANGE_KEYS),
+                    scales.add(row),
                     values,
-                    next,
-                    out.add(row * MAX_HEAD_DIM)
+                    fetch,
+                    out.add(row * dim)
                 )
             );
             chunk += 2;
@@ -231,13 +254,14 @@ unsafe fn all_outputs<C: ValueCodec, S: Simd>(
                 1,
                 outputs(
                     s,
+                    dim,
                     chunk,
                     groups.clone(),
-                    weights.add((first + row) * RANGE_KEYS),
-                    scales.add(first + row),
+                    weights.add(row * RANGE_KEYS),
+                    scales.add(row),
                     values,
-                    next,
-                    out.add(row * MAX_HEAD_DIM)
+                    fetch,
+                    out.add(row * dim)
                 )
             );
             chunk += 1;
@@ -245,38 +269,70 @@ unsafe fn all_outputs<C: ValueCodec, S: Simd>(
     }
 }
 
-/// Softcap, mask, max, weights and their sum for one row, over the groups that the tile sees.
+/// Softcap, mask and max, over the groups that the tile sees.
 #[inline(always)]
-fn softmax_row<S: Simd>(s: S, tile: &Tile<'_>, row: usize, groups: Range<usize>, scratch: &mut TileScratch) {
-    let scores = &mut scratch.scores[row * RANGE_KEYS..(row + 1) * RANGE_KEYS].as_chunks_mut::<LANES>().0
-        [groups.clone()];
+fn maxima<S: Simd>(s: S, tile: &Tile<'_>, groups: Range<usize>, scratch: &mut TileScratch) {
+    let rows = &mut scratch.scores[..tile.visible.len()];
     if let Some(cap) = tile.softcap {
         let (cap, inverse) = (s.splat(cap), s.splat(1.0 / cap));
-        for lanes in scores.iter_mut() {
+        for lanes in rows.iter_mut().flat_map(|scores| &mut scores[groups.clone()]) {
             s.store(s.mul(tanh(s, s.mul(s.load(lanes), inverse)), cap), lanes);
         }
     }
-    mask(s, &tile.visible[row], groups.start, scores);
-    let mut max = s.splat(f32::NEG_INFINITY);
-    for lanes in scores.iter() {
-        max = s.max(max, s.load(lanes));
+    for (scores, visible) in rows.iter_mut().zip(tile.visible) {
+        mask(s, visible, groups.start, &mut scores[groups.clone()]);
     }
-    let max = s.reduce_max(max);
-    scratch.max[row] = max;
-    // Every score is -inf or NaN only after an overflow; 0 keeps the differences from turning the former into the latter.
-    let base = s.splat(if max == f32::NEG_INFINITY { 0.0 } else { max });
-    let mut sum = s.splat(0.0);
-    for lanes in scores.iter_mut() {
-        let p = exp2(s, s.sub(s.load(lanes), base));
-        sum = s.add(sum, p);
-        s.store(p, lanes);
+    for_row_blocks!(rows, ROWS, row, block => {
+        let mut max = [s.splat(f32::NEG_INFINITY); ROWS];
+        for g in groups.clone() {
+            for r in 0..ROWS {
+                max[r] = s.max(max[r], s.load(&block[r][g]));
+            }
+        }
+        for r in 0..ROWS {
+            scratch.max[row + r] = s.reduce_max(max[r]);
+        }
+    });
+}
+
+/// The weights of some rows in place of their scores, and the sum of each row. Hands the weights of each group on as they
+/// are made.
+#[inline(always)]
+pub(super) fn exponents<S: Simd, const ROWS: usize>(
+    s: S,
+    scores: &mut [RowScores; ROWS],
+    groups: Range<usize>,
+    max: &[f32],
+    sums: &mut [f32],
+    mut made: impl FnMut(usize, [S::F; ROWS]),
+) {
+    // Every score is -inf where the row sees no key, -inf or NaN after an overflow; 0 keeps the differences from turning
+    // the former into the latter.
+    let mut base = [s.splat(0.0); ROWS];
+    for row in 0..ROWS {
+        base[row] = s.splat(if max[row] == f32::NEG_INFINITY { 0.0 } else { max[row] });
     }
-    scratch.sum[row] = s.reduce_add(sum);
+    let mut sum = [s.splat(0.0); ROWS];
+    for g in groups {
+        let mut p = [s.splat(0.0); ROWS];
+        for row in 0..ROWS {
+            p[row] = exp2(s, s.sub(s.load(&scores[row][g]), base[row]));
+            sum[row] = s.add(sum[row], p[row]);
+            s.store(p[row], &mut scores[row][g]);
+        }
+        made(g, p);
+    }
+    for row in 0..ROWS {
+        sums[row] = s.reduce_add(sum[row]);
+    }
 }
 
 /// Scores of keys that the row does not see become -inf. `scores` begin at group `first`.
 #[inline(always)]
 fn mask<S: Simd>(s: S, visible: &Range<usize>, first: usize, scores: &mut [[f32; LANES]]) {
+    if visible.start <= first * GROUP_TOKENS && (first + scores.len()) * GROUP_TOKENS <= visible.end {
+        return;
+    }
     for (g, lanes) in scores.iter_mut().enumerate() {
         let start = (first + g) * GROUP_TOKENS;
         if visible.start <= start && start + GROUP_TOKENS <= visible.end {

@@ -1,6 +1,7 @@
 //! Carries out works and merges: steps 7 and 8 of the contract.
 //!
-//! The state of a row, and the record of a row and range, are [`record_len`] floats: m, l, padding to 16, then O.
+//! The state of a tile's rows, and the record of a tile and range, are m of each row, l of each row (16 floats each), then
+//! O, row after row. They are given [`record_len`] floats a row.
 
 use std::ops::Range;
 
@@ -13,7 +14,7 @@ use super::{
 };
 use crate::backend::{KvCodec, KvFormat, KvLayer};
 use crate::cpu::{
-    kv::{BLOCK_GROUPS, GROUP_TOKENS, LayerPlace, MAX_HEAD_DIM},
+    kv::{BLOCK_GROUPS, GROUP_TOKENS, LayerPlace},
     math::exp2,
     share::Shared,
     simd::{LANES, Simd},
@@ -21,7 +22,7 @@ use crate::cpu::{
 
 /// Floats of a record for values of `v_dim` dimensions.
 pub(super) fn record_len(v_dim: usize) -> usize {
-    LANES + v_dim
+    2 * LANES + v_dim
 }
 
 /// What all works of a call share.
@@ -56,10 +57,30 @@ impl Context<'_> {
         if first < end { first..end } else { 0..0 }
     }
 
-    /// Position and query head of row `row` of a work.
-    fn row(&self, work: &Work, row: usize) -> (usize, usize) {
-        let query = work.queries.start + row / self.group;
-        (self.spans[work.span].position + query, work.kv_head * self.group + row % self.group)
+    /// The keys of range `range` that each of the `rows` rows of a tile from `first` on sees.
+    fn tile_visible(
+        &self,
+        work: &Work,
+        first: usize,
+        rows: usize,
+        range: usize,
+    ) -> [Range<usize>; TILE_ROWS] {
+        let mut visible = [const { 0..0 }; TILE_ROWS];
+        let mut position = self.spans[work.span].position + work.queries.start + first / self.group;
+        let mut head = first % self.group;
+        for keys in &mut visible[..rows] {
+            *keys = self.visible(position, range);
+            head += 1;
+            if head == self.group {
+                (position, head) = (position + 1, 0);
+            }
+        }
+        visible
+    }
+
+    /// Query head of row `row` of a work.
+    fn head(&self, work: &Work, row: usize) -> usize {
+        work.kv_head * self.group + row % self.group
     }
 
     /// Index of that row among all `rows x heads` of the batch.
@@ -74,7 +95,9 @@ impl Context<'_> {
         let first = first_visible(span.position + work.queries.start, self.window) / GROUP_TOKENS;
         let end = (span.position + work.queries.end).div_ceil(GROUP_TOKENS);
         let in_range = range * RANGE_GROUPS..(range + 1) * RANGE_GROUPS;
-        let mut groups = Groups::NONE;
+        // What is not seen may still be fetched for nothing: addresses that are cheap to fetch.
+        let anywhere = [self.bytes.as_ptr(); RANGE_GROUPS];
+        let mut groups = Groups { keys: anywhere, values: anywhere };
         for group in first.max(in_range.start)..end.min(in_range.end) {
             let block = span.blocks[group / BLOCK_GROUPS] as usize * self.block_bytes;
             let block = &self.bytes[block..block + self.block_bytes];
@@ -92,7 +115,7 @@ pub(super) struct ThreadScratch {
     /// Encoded queries, tile after tile.
     queries: Vec<u32>,
     scales: Vec<f32>,
-    /// A record a row.
+    /// A state a tile.
     states: Vec<f32>,
     /// Span, KV head and first query of the encoded queries.
     encoded: Option<(usize, usize, usize)>,
@@ -145,9 +168,15 @@ fn grow<T: Clone>(vec: &mut Vec<T>, len: usize, fill: T) {
     }
 }
 
-/// Carries out a work: its rows with each of its ranges, ascending.
+/// Carries out a work: its rows with each of its ranges, ascending. `following` is what this thread is likely to do next.
 #[inline(always)]
-pub(super) fn run<S: Simd>(s: S, context: &Context<'_>, work: &Work, scratch: &mut ThreadScratch) {
+pub(super) fn run<S: Simd>(
+    s: S,
+    context: &Context<'_>,
+    work: &Work,
+    following: Option<&Work>,
+    scratch: &mut ThreadScratch,
+) {
     let rows = work.queries.len() * context.group;
     let layer = context.place.layer;
     let tile_len = query_units(context.format.keys, layer.k_dim) * TILE_ROWS;
@@ -163,12 +192,14 @@ pub(super) fn run<S: Simd>(s: S, context: &Context<'_>, work: &Work, scratch: &m
     }
     let mut here = context.groups(work, work.ranges.start);
     for range in work.ranges.clone() {
-        let next = if range + 1 < work.ranges.end { context.groups(work, range + 1) } else { here };
+        let next = match following {
+            _ if range + 1 < work.ranges.end => context.groups(work, range + 1),
+            Some(following) => context.groups(following, following.ranges.start),
+            None => here,
+        };
         for first in (0..rows).step_by(TILE_ROWS) {
             let in_tile = (rows - first).min(TILE_ROWS);
-            let visible: [_; TILE_ROWS] = std::array::from_fn(|row| {
-                if row < in_tile { context.visible(context.row(work, first + row).0, range) } else { 0..0 }
-            });
+            let visible = context.tile_visible(work, first, in_tile, range);
             let operands = Tile {
                 format: context.format,
                 layer,
@@ -177,31 +208,33 @@ pub(super) fn run<S: Simd>(s: S, context: &Context<'_>, work: &Work, scratch: &m
                 visible: &visible[..in_tile],
                 softcap: context.softcap,
                 here: &here,
-                // The first tile fetches the next range; the others find both in the cache.
-                next: if first == 0 { &next } else { &here },
+                // The first tile fetches half a range ahead, the range's values, then the next one's keys; the others
+                // find all of this in the cache.
+                fetch_first: if first == 0 { &here.values } else { &here.keys },
+                fetch_second: if first == 0 { &next.keys } else { &here.values },
             };
             // SAFETY: `groups` took the address of every group that a row of the work sees from inside its block, and
             // the layout says that a K and a V group of the layer's dimensions lie there.
             unsafe { tile::compute(s, &operands, &mut scratch.tile) };
-            for row in (0..in_tile).filter(|&row| !visible[row].is_empty()) {
-                let (max, sum) = (scratch.tile.max[row], scratch.tile.sum[row]);
-                let out = &scratch.tile.out[row * MAX_HEAD_DIM..][..layer.v_dim];
-                let index = first + row;
-                match &mut records {
-                    None => merge(s, &mut scratch.states[index * record_len..][..record_len], max, sum, out),
-                    Some(records) => {
-                        let index = (range - work.ranges.start) * rows + index;
-                        let record = &mut records[index * record_len..][..record_len];
-                        (record[0], record[1]) = (max, sum);
-                        record[LANES..].copy_from_slice(out);
-                    }
+            let TileScratch { max, sum, out, .. } = &*scratch.tile;
+            let out = &out[..in_tile * layer.v_dim];
+            match &mut records {
+                None => {
+                    let state = &mut scratch.states[first * record_len..];
+                    merge(s, state, &visible[..in_tile], max, sum, out);
+                }
+                Some(records) => {
+                    let index = (range - work.ranges.start) * rows + first;
+                    let (max_to, sum_to, out_to) = parts(&mut records[index * record_len..]);
+                    (*max_to, *sum_to) = (*max, *sum);
+                    out_to[..out.len()].copy_from_slice(out);
                 }
             }
         }
         here = next;
     }
     if records.is_none() {
-        finish(s, context, work, rows, &scratch.states);
+        finish(s, context, work, rows, &mut scratch.states);
     }
 }
 
@@ -209,67 +242,97 @@ pub(super) fn run<S: Simd>(s: S, context: &Context<'_>, work: &Work, scratch: &m
 #[inline(always)]
 pub(super) fn merge_records<S: Simd>(s: S, context: &Context<'_>, work: &Merge, scratch: &mut ThreadScratch) {
     let rows = work.queries.len() * context.group;
-    let record_len = record_len(context.place.layer.v_dim);
+    let v_dim = context.place.layer.v_dim;
+    let record_len = record_len(v_dim);
     let first = work.record.expect("a merge has records");
     // SAFETY: the works that wrote these records are done; each merge has its own.
     let records =
         unsafe { context.records.part(first * record_len..(first + rows * work.ranges.len()) * record_len) };
     start_states(context, work, rows, &mut scratch.states);
-    for (range, records) in work.ranges.clone().zip(records.chunks_exact(rows * record_len)) {
-        for (row, record) in records.chunks_exact(record_len).enumerate() {
-            if !context.visible(context.row(work, row).0, range).is_empty() {
-                let state = &mut scratch.states[row * record_len..][..record_len];
-                merge(s, state, record[0], record[1], &record[LANES..]);
-            }
+    for (range, records) in work.ranges.clone().zip(records.chunks_exact_mut(rows * record_len)) {
+        for first in (0..rows).step_by(TILE_ROWS) {
+            let in_tile = (rows - first).min(TILE_ROWS);
+            let visible = context.tile_visible(work, first, in_tile, range);
+            let (max, sum, out) = parts(&mut records[first * record_len..]);
+            let out = &out[..in_tile * v_dim];
+            merge(s, &mut scratch.states[first * record_len..], &visible[..in_tile], max, sum, out);
         }
     }
-    finish(s, context, work, rows, &scratch.states);
+    finish(s, context, work, rows, &mut scratch.states);
+}
+
+/// m, l and O of a state or record.
+fn parts(of: &mut [f32]) -> (&mut [f32; LANES], &mut [f32; LANES], &mut [f32]) {
+    let (m, rest) = of.split_first_chunk_mut().expect("a state has m");
+    let (l, o) = rest.split_first_chunk_mut().expect("a state has l");
+    (m, l, o)
 }
 
 fn start_states(context: &Context<'_>, work: &Work, rows: usize, states: &mut [f32]) {
     let record_len = record_len(context.place.layer.v_dim);
-    for (row, state) in states.chunks_exact_mut(record_len).take(rows).enumerate() {
+    for first in (0..rows).step_by(TILE_ROWS) {
+        let in_tile = (rows - first).min(TILE_ROWS);
+        let state = &mut states[first * record_len..][..in_tile * record_len];
         state.fill(0.0);
-        state[0] = f32::NEG_INFINITY;
-        if let Some(sinks) = context.sinks {
-            state[0] = sinks[context.row(work, row).1] * std::f32::consts::LOG2_E;
-            state[1] = 1.0;
+        let (m, l, _) = parts(state);
+        m.fill(f32::NEG_INFINITY);
+        for (row, (m, l)) in m.iter_mut().zip(l).enumerate().take(in_tile) {
+            if let Some(sinks) = context.sinks {
+                *m = sinks[context.head(work, first + row)] * std::f32::consts::LOG2_E;
+                *l = 1.0;
+            }
         }
     }
 }
 
-/// Step 7: one range's result into a row's state.
+/// Step 7: one range's results into the state of a tile's rows, those that see a key of the range.
 #[inline(always)]
-fn merge<S: Simd>(s: S, state: &mut [f32], max: f32, sum: f32, out: &[f32]) {
-    let (head, into) = state.split_at_mut(LANES);
-    let (m, l) = (head[0], head[1]);
-    let new = if m > max { m } else { max };
-    let mut exponents = [0.0; LANES];
-    exponents[..2].copy_from_slice(&[m - new, max - new]);
-    let mut powers = [0.0; LANES];
-    s.store(exp2(s, s.load(&exponents)), &mut powers);
-    let a = if m == f32::NEG_INFINITY { 0.0 } else { powers[0] };
-    let b = powers[1];
-    (head[0], head[1]) = (new, l.mul_add(a, sum * b));
-    let (a, b) = (s.splat(a), s.splat(b));
-    for (into, from) in into.as_chunks_mut::<LANES>().0.iter_mut().zip(out.as_chunks::<LANES>().0) {
-        s.store(s.fma(s.load(into), a, s.mul(s.load(from), b)), into);
+fn merge<S: Simd>(
+    s: S,
+    state: &mut [f32],
+    visible: &[Range<usize>],
+    max: &[f32; LANES],
+    sum: &[f32; LANES],
+    out: &[f32],
+) {
+    let (m_kept, l_kept, into) = parts(state);
+    let (m, l, max) = (s.load(m_kept), s.load(l_kept), s.load(max));
+    let new = s.max(m, max);
+    let a = exp2(s, s.sub(m, new));
+    // At the start, where m is -inf, nothing is kept.
+    let a = s.select_less(m, s.splat(f32::MIN), s.splat(0.0), a);
+    let b = exp2(s, s.sub(max, new));
+    let seen = visible.iter().rev().fold(0, |bits, keys| bits << 1 | u16::from(!keys.is_empty()));
+    s.store(s.select_bits(seen, new, m), m_kept);
+    s.store(s.select_bits(seen, s.fma(l, a, s.mul(s.load(sum), b)), l), l_kept);
+    let (mut factors, mut others) = ([0.0; LANES], [0.0; LANES]);
+    s.store(a, &mut factors);
+    s.store(b, &mut others);
+    let v_dim = out.len() / visible.len();
+    let rows = into.chunks_exact_mut(v_dim).zip(out.chunks_exact(v_dim));
+    for (row, (into, out)) in rows.enumerate().filter(|(row, _)| !visible[*row].is_empty()) {
+        let (a, b) = (s.splat(factors[row]), s.splat(others[row]));
+        for (into, from) in into.as_chunks_mut::<LANES>().0.iter_mut().zip(out.as_chunks::<LANES>().0) {
+            s.store(s.fma(s.load(into), a, s.mul(s.load(from), b)), into);
+        }
     }
 }
 
 /// Step 8.
 #[inline(always)]
-fn finish<S: Simd>(s: S, context: &Context<'_>, work: &Work, rows: usize, states: &[f32]) {
+fn finish<S: Simd>(s: S, context: &Context<'_>, work: &Work, rows: usize, states: &mut [f32]) {
     let v_dim = context.place.layer.v_dim;
-    for (row, state) in states.chunks_exact(record_len(v_dim)).take(rows).enumerate() {
-        let at = context.batch_row(work, row) * v_dim;
-        // SAFETY: the schedule gives each row to one work or merge.
-        let out = unsafe { context.out.part(at..at + v_dim) };
-        let inverse = s.splat(1.0 / state[1]);
-        for (out, from) in
-            out.as_chunks_mut::<LANES>().0.iter_mut().zip(state[LANES..].as_chunks::<LANES>().0)
-        {
-            s.store(s.mul(s.load(from), inverse), out);
+    for first in (0..rows).step_by(TILE_ROWS) {
+        let (_, l, o) = parts(&mut states[first * record_len(v_dim)..]);
+        let in_tile = (rows - first).min(TILE_ROWS);
+        for (row, from) in o.chunks_exact(v_dim).enumerate().take(in_tile) {
+            let at = context.batch_row(work, first + row) * v_dim;
+            // SAFETY: the schedule gives each row to one work or merge.
+            let out = unsafe { context.out.part(at..at + v_dim) };
+            let inverse = s.splat(1.0 / l[row]);
+            for (out, from) in out.as_chunks_mut::<LANES>().0.iter_mut().zip(from.as_chunks::<LANES>().0) {
+                s.store(s.mul(s.load(from), inverse), out);
+            }
         }
     }
 }

@@ -66,7 +66,7 @@ impl Simd for Avx512 {
             _mm512_or_ps(_mm512_andnot_ps(mask, magnitude), _mm512_and_ps(mask, sign))
         };
         select_less(a: F, b: F, x: F, y: F) -> F =
-            _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), y, x);
+            _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(a, b), x, y);
         select_bits(keep: u16, x: F, y: F) -> F = _mm512_mask_blend_ps(keep, y, x);
         reduce_add(a: F) -> f32 = {
             let a = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps::<1>(a));

@@ -11,9 +11,9 @@ use super::{Codec, HUGE, KeyCodec, Measure, ValueCodec, put};
 use crate::cpu::{
     attention::{
         RANGE_KEYS,
-        tile::{Groups, TILE_ROWS, TileScratch},
+        tile::{Groups, TILE_ROWS, TileScratch, exponents, for_row_blocks},
     },
-    kv::{GROUP_TOKENS, MAX_HEAD_DIM},
+    kv::GROUP_TOKENS,
     simd::{LANES, Simd},
 };
 
@@ -58,7 +58,7 @@ impl KeyCodec for F16 {
         queries: *const u32,
         _scales: *const f32,
         keys: [*const u8; GROUPS],
-        next: [*const u8; GROUPS],
+        fetch: [*const u8; GROUPS],
         scores: *mut f32,
     ) {
         let mut sums = [[s.splat(0.0); GROUPS]; ROWS];
@@ -67,7 +67,7 @@ impl KeyCodec for F16 {
             for g in 0..GROUPS {
                 // SAFETY: a K group has dim vectors of 16 halves.
                 halves[g] = s.load_f16(unsafe { &*keys[g].add(d * 32).cast() });
-                s.prefetch(next[g].wrapping_add(d * 32));
+                s.prefetch(fetch[g].wrapping_add(d * 32));
             }
             for r in 0..ROWS {
                 // SAFETY: the caller's promise on `queries`.
@@ -101,39 +101,43 @@ impl ValueCodec for F16 {
         }
     }
 
-    /// They are what they have to be.
+    /// The f32 ones are what they have to be.
     #[inline(always)]
     unsafe fn encode_weights<S: Simd>(
-        _s: S,
+        s: S,
         _dim: usize,
-        _row: usize,
-        _groups: Range<usize>,
+        rows: usize,
+        groups: Range<usize>,
         _here: &Groups,
-        _next: &Groups,
-        _scratch: &mut TileScratch,
+        scratch: &mut TileScratch,
     ) {
+        let TileScratch { scores, max, sum, .. } = scratch;
+        for_row_blocks!(scores[..rows], ROWS, row, block => {
+            exponents::<S, ROWS>(s, block, groups.clone(), &max[row..], &mut sum[row..], |_, _| ());
+        });
     }
 
     #[inline(always)]
     fn weights(scratch: &TileScratch) -> *const f32 {
-        scratch.scores.as_ptr()
+        scratch.scores.as_ptr().cast()
     }
 
     #[inline(always)]
     unsafe fn outputs<S: Simd, const ROWS: usize, const CHUNKS: usize>(
         s: S,
+        dim: usize,
         chunk: usize,
         groups: Range<usize>,
         weights: *const f32,
         _scales: *const f32,
         values: &[*const u8; LANES],
-        next: &[*const u8; LANES],
+        fetch: &[*const u8; LANES],
         out: *mut f32,
     ) {
         let mut sums = [[s.splat(0.0); CHUNKS]; ROWS];
         for g in groups {
             let from = values[g].wrapping_add(chunk * CHUNK_BYTES);
-            let fetch = next[g].wrapping_add(chunk * CHUNK_BYTES);
+            let fetch = fetch[g].wrapping_add(chunk * CHUNK_BYTES);
             for token in 0..GROUP_TOKENS {
                 let mut halves = [s.splat(0.0); CHUNKS];
                 for c in 0..CHUNKS {
@@ -154,7 +158,7 @@ impl ValueCodec for F16 {
         for r in 0..ROWS {
             for c in 0..CHUNKS {
                 // SAFETY: the caller's promise on `out`.
-                s.store(sums[r][c], unsafe { &mut *out.add(r * MAX_HEAD_DIM + (chunk + c) * LANES).cast() });
+                s.store(sums[r][c], unsafe { &mut *out.add(r * dim + (chunk + c) * LANES).cast() });
             }
         }
     }

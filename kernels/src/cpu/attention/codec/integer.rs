@@ -14,7 +14,7 @@ use super::{Codec, HUGE, KeyCodec, Measure, TINY, ValueCodec, put};
 use crate::cpu::{
     attention::{
         RANGE_KEYS,
-        tile::{Groups, TILE_ROWS, TileScratch},
+        tile::{Groups, TILE_ROWS, TileScratch, exponents, for_row_blocks},
     },
     kv::{GROUP_TOKENS, MAX_HEAD_DIM, Q8_GROUP_DIMS},
     simd::{LANES, Simd},
@@ -233,6 +233,40 @@ fn measure_of_part<S: Simd>(s: S, x: &[f32], part: &[f32], whole: Measure) -> Me
     if part.len() == x.len() { whole } else { Measure::of(s, part) }
 }
 
+/// The largest and the sum of a few rows' weights times scales, lane by lane.
+struct Extent<S: Simd, const ROWS: usize> {
+    most: [S::F; ROWS],
+    sums: [S::F; ROWS],
+}
+
+impl<S: Simd, const ROWS: usize> Extent<S, ROWS> {
+    #[inline(always)]
+    fn add(&mut self, s: S, weights: [S::F; ROWS], scales: S::F) {
+        for r in 0..ROWS {
+            let t = s.mul(weights[r], scales);
+            self.most[r] = s.max(self.most[r], t);
+            self.sums[r] = s.add(self.sums[r], t);
+        }
+    }
+}
+
+/// The factors that make codes of the weights of rows, from the largest and the total of each: step 6; and 1 / factor.
+#[inline(always)]
+fn weight_factors<C: Codes, S: Simd>(
+    s: S,
+    largest: &[f32; LANES],
+    total: &[f32; LANES],
+) -> ([f32; LANES], [f32; LANES]) {
+    let (largest, total) = (s.load(largest), s.load(total));
+    // A total that is NaN is lost, as is the row: l is NaN too.
+    let factor = s.min(s.div(s.splat(C::WEIGHT_SUM), total), s.div(s.splat(32767.0), largest));
+    let (floor, zero) = (s.splat(WEIGHT_FLOOR), s.splat(0.0));
+    let (mut factors, mut inverses) = ([0.0; LANES], [0.0; LANES]);
+    s.store(s.select_less(floor, largest, factor, zero), &mut factors);
+    s.store(s.select_less(floor, largest, s.div(s.splat(1.0), factor), zero), &mut inverses);
+    (factors, inverses)
+}
+
 impl<C: Codes> Codec for C {
     const LIMIT: f32 = C::LARGEST;
 }
@@ -283,7 +317,7 @@ impl<C: Codes> KeyCodec for C {
         queries: *const u32,
         scales: *const f32,
         keys: [*const u8; GROUPS],
-        next: [*const u8; GROUPS],
+        fetch: [*const u8; GROUPS],
         scores: *mut f32,
     ) {
         let vector_bytes = 2 * GROUP_TOKENS * C::CODE_BYTES;
@@ -294,7 +328,7 @@ impl<C: Codes> KeyCodec for C {
                 for g in 0..GROUPS {
                     // SAFETY: a K group has dim / 2 vectors of codes.
                     codes[g] = unsafe { C::load_pairs(s, keys[g].add(pair * vector_bytes)) };
-                    s.prefetch(next[g].wrapping_add(pair * vector_bytes));
+                    s.prefetch(fetch[g].wrapping_add(pair * vector_bytes));
                 }
                 for r in 0..ROWS {
                     // SAFETY: the caller's promise on `queries`.
@@ -307,6 +341,7 @@ impl<C: Codes> KeyCodec for C {
             for g in 0..GROUPS {
                 // SAFETY: the scales follow the codes.
                 let key_scales = unsafe { C::load_scales(s, keys[g].add(scales_at::<C>(dim, part))) };
+                s.prefetch(fetch[g].wrapping_add(scales_at::<C>(dim, part)));
                 for r in 0..ROWS {
                     // SAFETY: the caller's promises on `scales` and `scores`.
                     let (scale, to) = unsafe {
@@ -344,64 +379,79 @@ impl<C: Codes> ValueCodec for C {
     unsafe fn encode_weights<S: Simd>(
         s: S,
         dim: usize,
-        row: usize,
+        rows: usize,
         groups: Range<usize>,
         here: &Groups,
-        next: &Groups,
         scratch: &mut TileScratch,
     ) {
-        let weights =
-            &scratch.scores[row * RANGE_KEYS..][..RANGE_KEYS].as_chunks::<LANES>().0[groups.clone()];
-        let values = &here.values[groups.clone()];
-        for part in 0..dim.div_ceil(C::SCALE_DIMS) {
+        let TileScratch { scores, codes, code_scales, max, sum, .. } = scratch;
+        for (part, codes) in codes.iter_mut().enumerate().take(dim.div_ceil(C::SCALE_DIMS)) {
             let at = scales_at::<C>(dim, part);
-            let product = |weights, value: *const u8| {
-                // SAFETY: the scales follow the codes of a V group.
-                let scales = unsafe { C::load_scales(s, value.add(at)) };
-                s.mul(s.load(weights), scales)
-            };
-            let (mut largest, mut total) = (s.splat(0.0), s.splat(0.0));
-            for (lanes, &value) in weights.iter().zip(values) {
-                let t = product(lanes, value);
-                largest = s.max(largest, t);
-                total = s.add(total, t);
-            }
-            if row == 0 {
-                next.values[groups.clone()].iter().for_each(|next| s.prefetch(next.wrapping_add(at)));
-            }
-            let (largest, total) = (s.reduce_max(largest), s.reduce_add(total));
-            let counts = largest > WEIGHT_FLOOR;
-            let factor = if counts { (32767.0 / largest).min(C::WEIGHT_SUM / total) } else { 0.0 };
-            let row = part * TILE_ROWS + row;
-            scratch.code_scales[row] = if counts { 1.0 / factor } else { 0.0 };
-            let codes = &mut scratch.codes[row * RANGE_KEYS..][..RANGE_KEYS].as_chunks_mut::<LANES>().0;
-            for ((lanes, &value), codes) in weights.iter().zip(values).zip(&mut codes[groups.clone()]) {
-                s.store_i16(s.round(s.mul(product(lanes, value), s.splat(factor))), codes);
-            }
+            let (mut largest, mut total) = ([0.0; LANES], [0.0; LANES]);
+            for_row_blocks!(scores[..rows], ROWS, row, block => {
+                let mut extent = Extent { most: [s.splat(0.0); ROWS], sums: [s.splat(0.0); ROWS] };
+                if part == 0 {
+                    exponents(s, block, groups.clone(), &max[row..], &mut sum[row..], |g, weights| {
+                        // SAFETY: the scales follow the codes of a V group.
+                        extent.add(s, weights, unsafe { C::load_scales(s, here.values[g].add(at)) });
+                    });
+                } else {
+                    for g in groups.clone() {
+                        let mut weights = [s.splat(0.0); ROWS];
+                        for r in 0..ROWS {
+                            weights[r] = s.load(&block[r][g]);
+                        }
+                        // SAFETY: as above.
+                        extent.add(s, weights, unsafe { C::load_scales(s, here.values[g].add(at)) });
+                    }
+                }
+                for r in 0..ROWS {
+                    largest[row + r] = s.reduce_max(extent.most[r]);
+                    total[row + r] = s.reduce_add(extent.sums[r]);
+                }
+            });
+            let (factors, inverses) = weight_factors::<C, S>(s, &largest, &total);
+            code_scales[part] = inverses;
+            for_row_blocks!(codes[..rows], ROWS, row, block => {
+                let mut factor = [s.splat(0.0); ROWS];
+                for r in 0..ROWS {
+                    factor[r] = s.splat(factors[row + r]);
+                }
+                let weights = &scores[row..row + ROWS];
+                for g in groups.clone() {
+                    // SAFETY: as above.
+                    let scales = unsafe { C::load_scales(s, here.values[g].add(at)) };
+                    for r in 0..ROWS {
+                        let t = s.mul(s.load(&weights[r][g]), scales);
+                        s.store_i16(s.round(s.mul(t, factor[r])), &mut block[r][g]);
+                    }
+                }
+            });
         }
     }
 
     #[inline(always)]
     fn weights(scratch: &TileScratch) -> *const i16 {
-        scratch.codes.as_ptr()
+        scratch.codes.as_ptr().cast()
     }
 
     #[inline(always)]
     unsafe fn outputs<S: Simd, const ROWS: usize, const CHUNKS: usize>(
         s: S,
+        dim: usize,
         chunk: usize,
         groups: Range<usize>,
         weights: *const i16,
         scales: *const f32,
         values: &[*const u8; LANES],
-        next: &[*const u8; LANES],
+        fetch: &[*const u8; LANES],
         out: *mut f32,
     ) {
         let (chunk_bytes, vector_bytes) = (GROUP_TOKENS * LANES * C::CODE_BYTES, 2 * LANES * C::CODE_BYTES);
         let mut sums = [[s.splat_i(0); CHUNKS]; ROWS];
         for g in groups {
             let from = values[g].wrapping_add(chunk * chunk_bytes);
-            let fetch = next[g].wrapping_add(chunk * chunk_bytes);
+            let fetch = fetch[g].wrapping_add(chunk * chunk_bytes);
             for pair in 0..GROUP_TOKENS / 2 {
                 let mut codes = [s.splat_i(0); CHUNKS];
                 for c in 0..CHUNKS {
@@ -424,7 +474,7 @@ impl<C: Codes> ValueCodec for C {
             for c in 0..CHUNKS {
                 // SAFETY: the caller's promises on `scales` and `out`.
                 let (scale, to) =
-                    unsafe { (*scales.add(r), &mut *out.add(r * MAX_HEAD_DIM + (chunk + c) * LANES).cast()) };
+                    unsafe { (*scales.add(r), &mut *out.add(r * dim + (chunk + c) * LANES).cast()) };
                 s.store(s.mul(s.to_float(sums[r][c]), s.splat(scale)), to);
             }
         }
