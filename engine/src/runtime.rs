@@ -21,14 +21,14 @@ mod weights;
 
 use std::{collections::BTreeMap, ops::Range};
 
-use zllm_kernels::backend::{Backend, KV_BLOCK_TOKENS, KvFormat, Product, Span};
+use zllm_kernels::backend::{Backend, Input, KV_BLOCK_TOKENS, KvFormat, Product, Span};
 
 pub use self::{
     error::{BlockError, RuntimeError, StepError},
     weights::LoadProgress,
 };
 use self::{
-    layer::{Rows, add_residual},
+    layer::{Residual, Rows},
     scratch::{HeadScratch, Scratch},
     weights::{FfnWeights, Head, Norm, Weights},
 };
@@ -369,35 +369,46 @@ impl<B: Backend> Runtime<B> {
         let Scratch { hidden, normed, output, attention, gated, experts, .. } = scratch;
         let rows = Rows { count, positions, spans };
         for (index, layer) in weights.layers.iter().enumerate() {
-            let input = norm_into(backend, layer.mixer_norm.as_ref(), hidden, count, normed);
+            let residual = |norm| Residual { norm, scale: layer.residual_scale };
             let set = attention.of(&layer.attention.scratch_key());
-            layer.attention.forward(backend, set, kv, index, rows, input, output);
-            let post = layer.mixer_post_norm.as_ref();
-            add_residual(backend, post, layer.residual_scale, output, normed, count, hidden);
+            let input = normed_input(layer.mixer_norm.as_ref(), hidden);
+            layer.attention.mix(backend, set, kv, index, rows, input);
+            let (mixed, linear) = (Input::Rows(&set.mixed), &layer.attention.output);
+            let residual_of = layer.mixer_post_norm.as_ref();
+            residual(residual_of).add_product(backend, count, mixed, linear, output, hidden);
 
-            let input = norm_into(backend, layer.ffn_norm.as_ref(), hidden, count, normed);
+            let residual = residual(layer.ffn_post_norm.as_ref());
             match &layer.ffn {
                 FfnWeights::Gated(ffn) => {
-                    ffn.forward(backend, gated.of(&ffn.scratch_key()), count, input, output);
+                    let set = gated.of(&ffn.scratch_key());
+                    ffn.open(backend, set, count, normed_input(layer.ffn_norm.as_ref(), hidden));
+                    residual.add_product(backend, count, ffn.gated(set), &ffn.down, output, hidden);
                 }
                 FfnWeights::Experts(ffn) => {
                     let set = experts.of(&ffn.scratch_key());
+                    // Router, experts and the shared one read the same rows.
+                    let input = match &layer.ffn_norm {
+                        None => &*hidden,
+                        Some(norm) => {
+                            backend.rms_norm(hidden, count, norm.of_rows(), normed);
+                            &*normed
+                        }
+                    };
                     ffn.forward(backend, set, count, input, output);
                     if let Some((shared, _)) = &ffn.shared {
                         let gated = gated.of(&shared.scratch_key());
                         ffn.add_shared(backend, set, gated, count, input, output);
                     }
+                    residual.add(backend, count, output, hidden);
                 }
             }
-            let post = layer.ffn_post_norm.as_ref();
-            add_residual(backend, post, layer.residual_scale, output, normed, count, hidden);
         }
     }
 
     /// Last norm and head, over the picked rows only; gives their logits.
     fn head(&mut self, backend: &mut B) -> &mut [f32] {
         let Self { spec, weights, scratch, picks, .. } = self;
-        let Scratch { hidden, normed, head, .. } = scratch;
+        let Scratch { hidden, head, .. } = scratch;
         let (Some(Head { norm, weight, scale, bias }), Some(HeadScratch { picked, logits })) =
             (&weights.head, head)
         else {
@@ -405,16 +416,10 @@ impl<B: Backend> Runtime<B> {
         };
         let rows = picks.len();
         backend.gather_rows(hidden, picks, picked);
-        norm.forward(backend, picked, rows, normed);
         let weight =
             weight.as_ref().or(weights.embedding.as_ref()).expect("a head that is not tied has its own");
-        backend.multiply(normed, rows, [Product { weight, output: logits }]);
-        if *scale != 1.0 {
-            backend.scale(logits, rows, *scale);
-        }
-        if let Some(bias) = bias {
-            backend.add_bias(logits, rows, bias);
-        }
+        let product = Product { scale: *scale, bias: bias.as_ref(), ..Product::plain(weight, logits) };
+        backend.multiply(Input::Normed(picked, norm.of_rows()), rows, [product]);
         if spec.logit_scale != 1.0 {
             backend.scale(logits, rows, spec.logit_scale);
         }
@@ -431,15 +436,10 @@ fn emptied<'a>(mut spans: Vec<Span<'_>>) -> Vec<Span<'a>> {
     spans.into_iter().map(|_| unreachable!("there is none")).collect()
 }
 
-/// `norm(input)` in `normed`, or the input itself where there is no norm.
-fn norm_into<'t, B: Backend>(
-    backend: &mut B,
-    norm: Option<&Norm<B>>,
-    input: &'t B::Tensor,
-    rows: usize,
-    normed: &'t mut B::Tensor,
-) -> &'t B::Tensor {
-    let Some(norm) = norm else { return input };
-    norm.forward(backend, input, rows, normed);
-    normed
+/// The norm of `rows`, or the rows themselves where there is no norm.
+fn normed_input<'a, B: Backend>(norm: Option<&'a Norm<B>>, rows: &'a B::Tensor) -> Input<'a, B::Tensor> {
+    match norm {
+        Some(norm) => Input::Normed(rows, norm.of_rows()),
+        None => Input::Rows(rows),
+    }
 }

@@ -15,7 +15,7 @@ use zllm_kernels::{
     blocks::BlockFormat,
     cpu::{
         isa::Isa,
-        matmul::{PackedWeight, RowsScratch, Term, multiply},
+        matmul::{Finish, Input, PackedWeight, RowsScratch, Term, multiply},
         pool::Pool,
     },
 };
@@ -78,8 +78,8 @@ fn measure(pool: &Pool, isa: Isa, format: BlockFormat, rows: usize, cols: usize)
     let mut output = vec![0.0; MANY_ROWS * rows];
     let mut scratch = RowsScratch::new();
     let mut run = |weight, m: usize| {
-        let term = Term { weight, rows: 0..m, output: &mut output[..m * rows] };
-        multiply(pool, isa, &input[..m * cols], cols, [term], &mut scratch);
+        let term = Term { weight, rows: 0..m, finish: Finish::NONE, output: &mut output[..m * rows] };
+        multiply(pool, isa, Input::Rows(&input[..m * cols]), cols, [term], &mut scratch);
     };
     let [one, few] = [1, FEW_ROWS].map(|m| {
         let seconds = best_seconds(|| weights.iter().for_each(|w| run(w, m)));

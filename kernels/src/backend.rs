@@ -9,10 +9,12 @@
 //! the bit: never on how many rows are beside it, on the thread count or on the instruction set.
 
 mod experts;
+mod linear;
 
-use std::ops::Range;
-
-pub use experts::{Experts, MAX_EXPERTS, RoutedProduct, Routing, RoutingScores, SMALLEST_WEIGHT_SUM};
+pub use experts::{
+    Experts, MAX_EXPERTS, RoutedInput, RoutedProduct, Routing, RoutingScores, SMALLEST_WEIGHT_SUM,
+};
+pub use linear::{Input, Linear, Product, WeightSource};
 
 use crate::blocks::BlockFormat;
 
@@ -73,24 +75,6 @@ pub enum DeviceError {
     },
 }
 
-/// A packed weight matrix as it lies in a file: `rows` outputs by `cols` inputs.
-#[derive(Clone, Copy)]
-pub struct WeightSource<'a> {
-    /// Tensor name, for errors.
-    pub name: &'a str,
-    /// How it is packed.
-    pub format: BlockFormat,
-    /// Outputs.
-    pub rows: usize,
-    /// Inputs.
-    pub cols: usize,
-    /// The packed rows, one after the other.
-    pub bytes: &'a [u8],
-    /// Told, from any thread, of each range of `bytes` that has been copied, so that the file's pages can go back while
-    /// the rest is read. Ranges do not overlap and cover all of `bytes`.
-    pub release: &'a (dyn Fn(Range<usize>) + Sync),
-}
-
 /// Device memory for activations.
 pub trait Memory {
     /// A matrix of f32 in device memory.
@@ -116,47 +100,6 @@ pub trait Memory {
 
     /// Waits for the work on `tensor` and gives its first `rows` rows in host memory; the caller may change them.
     fn host_rows<'t>(&mut self, tensor: &'t mut Self::Tensor, rows: usize) -> &'t mut [f32];
-}
-
-/// One product of a [`Linear::multiply`]: `output[r] = weight * input[r]`.
-pub struct Product<'a, B: Linear + ?Sized> {
-    /// The matrix.
-    pub weight: &'a B::Weight,
-    /// Where the rows go.
-    pub output: &'a mut B::Tensor,
-}
-
-/// Packed weights and their products.
-pub trait Linear: Memory {
-    /// A packed matrix in device memory, at the file's own bytes a weight.
-    type Weight: Send;
-
-    /// Copies (and reorders) a weight to the device.
-    ///
-    /// # Errors
-    /// A shape or size that the backend cannot multiply, by the tensor's name.
-    fn weight(&mut self, source: WeightSource<'_>) -> Result<Self::Weight, DeviceError>;
-
-    /// Several weights of one format and shape in one piece of work and of memory: the experts of a layer, each too small
-    /// to be worth either.
-    ///
-    /// # Errors
-    /// As [`Self::weight`].
-    fn weights(&mut self, sources: &[WeightSource<'_>]) -> Result<Vec<Self::Weight>, DeviceError>;
-
-    /// Bytes of device memory that `weight` takes.
-    fn weight_bytes(&self, weight: &Self::Weight) -> usize;
-
-    /// `output[i] = scale * row ids[i] of weight`.
-    fn embed(&mut self, weight: &Self::Weight, ids: &[u32], scale: f32, output: &mut Self::Tensor);
-
-    /// Several products of the same input in one piece of work (q, k and v; gate and up).
-    fn multiply<const N: usize>(
-        &mut self,
-        input: &Self::Tensor,
-        rows: usize,
-        products: [Product<'_, Self>; N],
-    );
 }
 
 /// Which pairs of a head rotary embedding turns.
@@ -207,42 +150,56 @@ pub enum Activation {
     },
 }
 
+/// Root-mean-square norm: `x / sqrt(mean(x^2) + epsilon) * weight` over each run of as many values as `weight` has columns:
+/// a row, or each of its heads.
+pub struct RowNorm<'a, T> {
+    /// A factor a column, one row.
+    pub weight: &'a T,
+    /// Added to the mean of the squares.
+    pub epsilon: f32,
+}
+
+/// One tensor of a [`Pointwise::turn_heads`].
+pub struct Heads<'a, T> {
+    /// Rows of some heads.
+    pub tensor: &'a mut T,
+    /// What they are normed with first: each head, or the row as a whole.
+    pub norm: Option<RowNorm<'a, T>>,
+}
+
 /// Element-wise and row-wise operations.
 pub trait Pointwise: Memory {
-    /// Root-mean-square norm of each row: `output = input / sqrt(mean(input^2) + epsilon) * weight`.
+    /// Root-mean-square norm of each row.
     fn rms_norm(
         &mut self,
         input: &Self::Tensor,
         rows: usize,
-        weight: &Self::Tensor,
-        epsilon: f32,
+        norm: RowNorm<'_, Self::Tensor>,
         output: &mut Self::Tensor,
-    );
-
-    /// The same in place over each run of `head_dim` values (q and k norms); `head_dim` may be the whole row.
-    fn rms_norm_heads(
-        &mut self,
-        tensor: &mut Self::Tensor,
-        rows: usize,
-        head_dim: usize,
-        weight: &Self::Tensor,
-        epsilon: f32,
     );
 
     /// Prepares a rotary embedding; the same one twice gives the same id.
     fn prepare_rope(&mut self, rope: &Rope) -> RopeId;
 
-    /// Turns every head of every row; `positions` has one position a row.
-    fn rope(&mut self, tensor: &mut Self::Tensor, head_dim: usize, positions: &[usize], rope: RopeId);
+    /// Brings queries and keys to where attention wants them: each tensor's heads of `head_dim` are normed, if it has a norm,
+    /// and turned, if there is a rope. `positions` has one position a row.
+    fn turn_heads<const N: usize>(
+        &mut self,
+        heads: [Heads<'_, Self::Tensor>; N],
+        head_dim: usize,
+        positions: &[usize],
+        rope: Option<RopeId>,
+    );
 
-    /// `gate = activation(gate, up)`, element by element.
-    fn gate(&mut self, gate: &mut Self::Tensor, up: &Self::Tensor, rows: usize, activation: Activation);
-
-    /// `target += source`.
-    fn add(&mut self, target: &mut Self::Tensor, source: &Self::Tensor, rows: usize);
-
-    /// Adds the vector `bias` to every row.
-    fn add_bias(&mut self, target: &mut Self::Tensor, rows: usize, bias: &Self::Tensor);
+    /// `target += factor * norm(source)`; without a norm `target += factor * source`.
+    fn add(
+        &mut self,
+        target: &mut Self::Tensor,
+        source: &Self::Tensor,
+        rows: usize,
+        norm: Option<RowNorm<'_, Self::Tensor>>,
+        factor: f32,
+    );
 
     /// `target *= factor`.
     fn scale(&mut self, target: &mut Self::Tensor, rows: usize, factor: f32);

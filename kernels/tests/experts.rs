@@ -3,8 +3,8 @@
 
 use zllm_kernels::{
     backend::{
-        Activation, Experts, Linear, Memory, Pointwise, Product, RoutedProduct, Routing, RoutingScores,
-        WeightSource,
+        Activation, Experts, Input, Linear, Memory, Product, RoutedInput, RoutedProduct, Routing,
+        RoutingScores, WeightSource,
     },
     blocks::BlockFormat,
     cpu::{CpuBackend, Tensor, experts::Routes, isa::Isa, matmul::PackedWeight, pool::Pool},
@@ -99,23 +99,21 @@ impl Network {
         let pairs = rows * ROUTING.used;
         let input = tensor(backend, input, rows);
         let mut logits = backend.tensor(rows, EXPERTS).unwrap();
-        let mut inputs = backend.tensor(pairs, WIDTH).unwrap();
         let mut gated = backend.tensor(pairs, HIDDEN).unwrap();
         let mut upper = backend.tensor(pairs, HIDDEN).unwrap();
         let mut outputs = backend.tensor(pairs, WIDTH).unwrap();
         let mut output = backend.tensor(rows, WIDTH).unwrap();
-        backend.multiply(&input, rows, [Product { weight: router, output: &mut logits }]);
+        backend.multiply(Input::Rows(&input), rows, [Product::plain(router, &mut logits)]);
         backend.route(&logits, rows, &ROUTING, Some(choice_bias), routes);
-        backend.gather_routed(&input, routes, &mut inputs);
+        let (scales, biases) = (Some(&*up_scales), Some(&*up_bias));
         let products = [
-            RoutedProduct { weights: gate, output: &mut gated },
-            RoutedProduct { weights: up, output: &mut upper },
+            RoutedProduct { weights: gate, scales: None, biases: None, output: &mut gated },
+            RoutedProduct { weights: up, scales, biases, output: &mut upper },
         ];
-        backend.multiply_routed(&inputs, routes, products);
-        backend.scale_routed(&mut upper, routes, up_scales);
-        backend.add_routed_bias(&mut upper, routes, up_bias);
-        backend.gate(&mut gated, &upper, pairs, ACTIVATION);
-        backend.multiply_routed(&gated, routes, [RoutedProduct { weights: down, output: &mut outputs }]);
+        backend.multiply_routed(RoutedInput::Rows(&input), routes, products);
+        let input = RoutedInput::Gated { gate: &gated, up: &upper, activation: ACTIVATION };
+        let product = RoutedProduct { weights: down, scales: None, biases: None, output: &mut outputs };
+        backend.multiply_routed(input, routes, [product]);
         backend.combine_routed(&outputs, routes, &mut output);
         backend.host_rows(&mut output, rows).to_vec()
     }
@@ -132,14 +130,14 @@ impl Network {
             let mut gated = backend.tensor(1, HIDDEN).unwrap();
             let mut upper = backend.tensor(1, HIDDEN).unwrap();
             let mut output = backend.tensor(1, WIDTH).unwrap();
-            backend.multiply(&input, 1, [Product { weight: &gate[expert], output: &mut gated }]);
-            backend.multiply(&input, 1, [Product { weight: &up[expert], output: &mut upper }]);
+            backend.multiply(Input::Rows(&input), 1, [Product::plain(&gate[expert], &mut gated)]);
+            backend.multiply(Input::Rows(&input), 1, [Product::plain(&up[expert], &mut upper)]);
             let bias = &bias[expert * HIDDEN..][..HIDDEN];
             for (up, bias) in backend.host_rows(&mut upper, 1).iter_mut().zip(bias) {
                 *up = *up * scales[expert] + bias;
             }
-            backend.gate(&mut gated, &upper, 1, ACTIVATION);
-            backend.multiply(&gated, 1, [Product { weight: &down[expert], output: &mut output }]);
+            let input = Input::Gated { gate: &gated, up: &upper, activation: ACTIVATION };
+            backend.multiply(input, 1, [Product::plain(&down[expert], &mut output)]);
             for (sum, x) in sum.iter_mut().zip(backend.host_rows(&mut output, 1)) {
                 *sum = if choice == 0 { weight * *x } else { weight.mul_add(*x, *sum) };
             }

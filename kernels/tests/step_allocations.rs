@@ -2,8 +2,8 @@
 
 use zllm_kernels::{
     backend::{
-        Experts, KvFormat, KvLayer, Linear, Memory, RopeStyle, RoutedProduct, Routing, RoutingScores, Span,
-        WeightSource,
+        Activation, Experts, Input, KvFormat, KvLayer, Linear, Memory, Pointwise, Product, RopeStyle,
+        RoutedInput, RoutedProduct, Routing, RoutingScores, RowNorm, Span, WeightSource,
     },
     blocks::BlockFormat,
     counting::CountingAllocator,
@@ -12,7 +12,7 @@ use zllm_kernels::{
         attention::{AttendArgs, AttendScratch, append, attend},
         isa::Isa,
         kv::{KvArena, KvLayout},
-        ops::{Norm, RopeParams, RopeTables, rms_norm_in_place, rope},
+        ops::{Heads, Norm, RopeTables, turn_heads},
         pool::Pool,
     },
 };
@@ -29,14 +29,14 @@ fn a_step_allocates_nothing_after_the_first() {
     let (pool, isa) = (Pool::new(2), Isa::best());
     let (mut q, k) = (vec![0.5; 14 * 64], vec![0.25; 2 * 64]);
     let mut out = vec![0.0; 14 * 64];
-    let (mut scratch, mut tables) = (AttendScratch::default(), RopeTables::new(64, 1e4, 1.0, None, 1.0));
+    let (mut scratch, mut tables) =
+        (AttendScratch::default(), RopeTables::new(RopeStyle::Neox, 64, 1e4, 1.0, None, 1.0));
     let mut experts = experts_step(isa);
     let mut step = |position: usize| {
         experts();
         let spans = [Span { first_row: 0, rows: 1, position, blocks: &blocks }];
-        let params = RopeParams { rotary_dim: 64, style: RopeStyle::Neox, tables: &mut tables };
-        rms_norm_in_place(&pool, isa, &mut q, Norm { weight: &k[..64], epsilon: 1e-6 });
-        rope(&pool, isa, &mut q, 64, &[position], params);
+        let norm = Some(Norm { weight: &k[..64], epsilon: 1e-6 });
+        turn_heads(&pool, isa, [Heads { x: &mut q, norm }], 64, &[position], Some(&mut tables));
         append(&pool, isa, &mut arena, 0, &spans, &k, &k);
         let args = AttendArgs {
             layer: 0,
@@ -86,7 +86,8 @@ fn experts_step(isa: Isa) -> impl FnMut() {
     let mut routes = backend.routes(rows, routing.used).expect("room");
     let mut tensor = |rows, cols| backend.tensor(rows, cols).expect("room");
     let (mut logits, input, mut output) = (tensor(rows, EXPERTS), tensor(rows, width), tensor(rows, width));
-    let [mut pairs, mut a, mut b] = [(); 3].map(|()| tensor(rows * routing.used, width));
+    let [mut a, mut b, mut outputs] = [(); 3].map(|()| tensor(rows * routing.used, width));
+    let norm_weight = backend.vector(&[1.0; 64]).expect("room");
     let mut seed = 1u32;
     move || {
         // Other experts each time.
@@ -95,9 +96,20 @@ fn experts_step(isa: Isa) -> impl FnMut() {
             *logit = (seed >> 28) as f32;
         }
         backend.route(&logits, rows, &routing, None, &mut routes);
-        backend.gather_routed(&input, &routes, &mut pairs);
-        let products = [&mut a, &mut b].map(|output| RoutedProduct { weights: &weights, output });
-        backend.multiply_routed(&pairs, &routes, products);
-        backend.combine_routed(&a, &routes, &mut output);
+        let products = [&mut a, &mut b].map(|output| RoutedProduct {
+            weights: &weights,
+            scales: None,
+            biases: None,
+            output,
+        });
+        backend.multiply_routed(RoutedInput::Rows(&input), &routes, products);
+        let gated = RoutedInput::Gated { gate: &a, up: &b, activation: Activation::Silu };
+        let down = RoutedProduct { weights: &weights, scales: None, biases: None, output: &mut outputs };
+        backend.multiply_routed(gated, &routes, [down]);
+        backend.combine_routed(&outputs, &routes, &mut output);
+        let norm = || RowNorm { weight: &norm_weight, epsilon: 1e-6 };
+        backend.add(&mut output, &input, rows, Some(norm()), 0.5);
+        let product = Product { added: Some(0.5), ..Product::plain(&weights[0], &mut output) };
+        backend.multiply(Input::Normed(&input, norm()), rows, [product]);
     }
 }

@@ -1,6 +1,6 @@
 //! What each part of a layer computes, over the rows of one step.
 
-use zllm_kernels::backend::{Backend, Product, RoutedProduct, Span};
+use zllm_kernels::backend::{Backend, Heads, Input, Product, RoutedInput, RoutedProduct, RowNorm, Span};
 
 use super::{
     scratch::{AttentionScratch, ExpertsScratch, GatedScratch},
@@ -17,31 +17,24 @@ pub(super) struct Rows<'a> {
 }
 
 impl<B: Backend> Attention<B> {
-    /// `output = attention(input)`; keys and values of the rows go to layer `layer` of `kv`.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "all of them are one layer's: input, output, where its KV lies"
-    )]
-    pub(super) fn forward(
+    /// What attention makes of `input`, in `scratch.mixed`: all but the output's product. Keys and values of the rows go to
+    /// layer `layer` of `kv`.
+    pub(super) fn mix(
         &self,
         backend: &mut B,
         scratch: &mut AttentionScratch<B>,
         kv: &mut B::Kv,
         layer: usize,
         rows: Rows<'_>,
-        input: &B::Tensor,
-        output: &mut B::Tensor,
+        input: Input<'_, B::Tensor>,
     ) {
         let AttentionScratch { queries, keys, values, mixed, growth: factors } = scratch;
-        let products = [(&self.query, &mut *queries), (&self.key, &mut *keys), (&self.value, &mut *values)];
-        multiply(backend, input, rows.count, products);
-        for (tensor, norm) in [(&mut *queries, &self.query_norm), (&mut *keys, &self.key_norm)] {
-            if let Some(norm) = norm {
-                backend.rms_norm_heads(tensor, rows.count, norm.len, &norm.weight, norm.epsilon);
-            }
-            if let Some(rope) = self.rope {
-                backend.rope(tensor, self.key_dim, rows.positions, rope);
-            }
+        let products = [self.query.product(queries), self.key.product(keys), self.value.product(values)];
+        backend.multiply(input, rows.count, products);
+        if self.rope.is_some() || self.query_norm.is_some() || self.key_norm.is_some() {
+            let heads = [(&mut *queries, &self.query_norm), (&mut *keys, &self.key_norm)];
+            let heads = heads.map(|(tensor, norm)| Heads { tensor, norm: norm.as_ref().map(Norm::of_rows) });
+            backend.turn_heads(heads, self.key_dim, rows.positions, self.rope);
         }
         if let Some(growth) = self.query_growth {
             factors.clear();
@@ -50,28 +43,31 @@ impl<B: Backend> Attention<B> {
         }
         backend.append(kv, layer, rows.spans, keys, values);
         backend.attend(kv, layer, rows.spans, self.shape, self.sinks.as_ref(), queries, mixed);
-        self.output.forward(backend, mixed, rows.count, output);
     }
 }
 
 impl<B: Backend> Gated<B> {
-    pub(super) fn forward(
+    /// Gate and up of `input`, in `scratch`.
+    pub(super) fn open(
         &self,
         backend: &mut B,
         scratch: &mut GatedScratch<B>,
         rows: usize,
-        input: &B::Tensor,
-        output: &mut B::Tensor,
+        input: Input<'_, B::Tensor>,
     ) {
         let GatedScratch { gate, up } = scratch;
-        multiply(backend, input, rows, [(&self.gate, &mut *gate), (&self.up, &mut *up)]);
-        backend.gate(gate, up, rows, self.activation);
-        self.down.forward(backend, gate, rows, output);
+        backend.multiply(input, rows, [self.gate.product(gate), self.up.product(up)]);
+    }
+
+    /// What the down product multiplies.
+    pub(super) fn gated<'a>(&self, scratch: &'a GatedScratch<B>) -> Input<'a, B::Tensor> {
+        Input::Gated { gate: &scratch.gate, up: &scratch.up, activation: self.activation }
     }
 }
 
 impl<B: Backend> Experts<B> {
-    /// Rows are grouped by expert, so that each chosen expert's weights are read once and no other's at all.
+    /// Rows are grouped by expert, so that each chosen expert's weights are read once and no other's at all. `output` is
+    /// replaced.
     pub(super) fn forward(
         &self,
         backend: &mut B,
@@ -80,14 +76,13 @@ impl<B: Backend> Experts<B> {
         input: &B::Tensor,
         output: &mut B::Tensor,
     ) {
-        let ExpertsScratch { scores, routes, inputs, gate, up, outputs, .. } = scratch;
-        let pairs = rows * self.routing.used;
-        self.router.forward(backend, input, rows, scores);
+        let ExpertsScratch { scores, routes, gate, up, outputs, .. } = scratch;
+        backend.multiply(Input::Rows(input), rows, [self.router.product(scores)]);
         backend.route(scores, rows, &self.routing, self.choice_bias.as_ref(), routes);
-        backend.gather_routed(input, routes, inputs);
-        multiply_routed(backend, inputs, routes, [(&self.gate, &mut *gate), (&self.up, &mut *up)]);
-        backend.gate(gate, up, pairs, self.activation);
-        multiply_routed(backend, gate, routes, [(&self.down, &mut *outputs)]);
+        let products = [self.gate.product(gate), self.up.product(up)];
+        backend.multiply_routed(RoutedInput::Rows(input), routes, products);
+        let gated = RoutedInput::Gated { gate, up, activation: self.activation };
+        backend.multiply_routed(gated, routes, [self.down.product(outputs)]);
         backend.combine_routed(outputs, routes, output);
     }
 
@@ -104,93 +99,65 @@ impl<B: Backend> Experts<B> {
         let (Some((ffn, gate)), Some((shared, factors))) = (&self.shared, &mut scratch.shared) else {
             return;
         };
-        ffn.forward(backend, gated, rows, input, shared);
-        if let Some(gate) = gate {
-            gate.forward(backend, input, rows, factors);
-            backend.gate_rows(shared, rows, factors);
-        }
-        backend.add(output, shared, rows);
+        ffn.open(backend, gated, rows, Input::Rows(input));
+        let Some(gate) = gate else {
+            let product = Product { added: Some(1.0), ..ffn.down.product(output) };
+            return backend.multiply(ffn.gated(gated), rows, [product]);
+        };
+        backend.multiply(ffn.gated(gated), rows, [ffn.down.product(shared)]);
+        backend.multiply(Input::Rows(input), rows, [gate.product(factors)]);
+        backend.gate_rows(shared, rows, factors);
+        backend.add(output, shared, rows, None, 1.0);
     }
 }
 
 impl<B: Backend> Norm<B> {
-    pub(super) fn forward(&self, backend: &mut B, input: &B::Tensor, rows: usize, output: &mut B::Tensor) {
-        backend.rms_norm(input, rows, &self.weight, self.epsilon, output);
+    pub(super) fn of_rows(&self) -> RowNorm<'_, B::Tensor> {
+        RowNorm { weight: &self.weight, epsilon: self.epsilon }
     }
 }
 
 impl<B: Backend> Linear<B> {
-    pub(super) fn forward(&self, backend: &mut B, input: &B::Tensor, rows: usize, output: &mut B::Tensor) {
-        backend.multiply(input, rows, [Product { weight: &self.weight, output }]);
-        self.finish(backend, rows, output);
-    }
-
-    /// What follows the product: scale and bias.
-    fn finish(&self, backend: &mut B, rows: usize, output: &mut B::Tensor) {
-        if self.scale != 1.0 {
-            backend.scale(output, rows, self.scale);
-        }
-        if let Some(bias) = &self.bias {
-            backend.add_bias(output, rows, bias);
-        }
+    /// The product with its scale and bias.
+    fn product<'a>(&'a self, output: &'a mut B::Tensor) -> Product<'a, B> {
+        let Self { weight, scale, bias, .. } = self;
+        Product { weight, scale: *scale, bias: bias.as_ref(), added: None, output }
     }
 }
 
-/// Products of one input with several weights as one piece of work, then their scales and biases.
-fn multiply<B: Backend, const N: usize>(
-    backend: &mut B,
-    input: &B::Tensor,
-    rows: usize,
-    mut products: [(&Linear<B>, &mut B::Tensor); N],
-) {
-    let work =
-        products.each_mut().map(|(linear, output)| Product { weight: &linear.weight, output: &mut **output });
-    backend.multiply(input, rows, work);
-    for (linear, output) in products {
-        linear.finish(backend, rows, output);
+impl<B: Backend> ExpertLinear<B> {
+    fn product<'a>(&'a self, output: &'a mut B::Tensor) -> RoutedProduct<'a, B> {
+        let Self { weights, scales, bias, .. } = self;
+        RoutedProduct { weights, scales: scales.as_ref(), biases: bias.as_ref(), output }
     }
 }
 
-/// The same with each row's own expert.
-fn multiply_routed<B: Backend, const N: usize>(
-    backend: &mut B,
-    input: &B::Tensor,
-    routes: &B::Routes,
-    mut products: [(&ExpertLinear<B>, &mut B::Tensor); N],
-) {
-    let work = products
-        .each_mut()
-        .map(|(linear, output)| RoutedProduct { weights: &linear.weights, output: &mut **output });
-    backend.multiply_routed(input, routes, work);
-    for (linear, output) in products {
-        if let Some(scales) = &linear.scales {
-            backend.scale_routed(output, routes, scales);
-        }
-        if let Some(bias) = &linear.bias {
-            backend.add_routed_bias(output, routes, bias);
-        }
-    }
+/// How what a part of a layer gives comes back to the hidden rows: `hidden += scale * norm(output)`.
+pub(super) struct Residual<'a, B: Backend> {
+    pub(super) norm: Option<&'a Norm<B>>,
+    pub(super) scale: f32,
 }
 
-/// `hidden += scale * norm(output)`; `spare` is a scratch of the same shape.
-pub(super) fn add_residual<B: Backend>(
-    backend: &mut B,
-    norm: Option<&Norm<B>>,
-    scale: f32,
-    output: &mut B::Tensor,
-    spare: &mut B::Tensor,
-    rows: usize,
-    hidden: &mut B::Tensor,
-) {
-    let added = match norm {
-        Some(norm) => {
-            norm.forward(backend, output, rows, spare);
-            spare
-        }
-        None => output,
-    };
-    if scale != 1.0 {
-        backend.scale(added, rows, scale);
+impl<B: Backend> Residual<'_, B> {
+    pub(super) fn add(&self, backend: &mut B, rows: usize, output: &B::Tensor, hidden: &mut B::Tensor) {
+        backend.add(hidden, output, rows, self.norm.map(Norm::of_rows), self.scale);
     }
-    backend.add(hidden, added, rows);
+
+    /// The same for the product of `input`; `spare` is a scratch of the shape of `hidden`.
+    pub(super) fn add_product(
+        &self,
+        backend: &mut B,
+        rows: usize,
+        input: Input<'_, B::Tensor>,
+        linear: &Linear<B>,
+        spare: &mut B::Tensor,
+        hidden: &mut B::Tensor,
+    ) {
+        if self.norm.is_none() {
+            let product = Product { added: Some(self.scale), ..linear.product(hidden) };
+            return backend.multiply(input, rows, [product]);
+        }
+        backend.multiply(input, rows, [linear.product(spare)]);
+        self.add(backend, rows, spare, hidden);
+    }
 }

@@ -11,7 +11,9 @@ use crate::spec::ModelSpec;
 
 pub(super) struct Scratch<B: Backend> {
     pub(super) hidden: B::Tensor,
+    /// What the experts of a layer read.
     pub(super) normed: B::Tensor,
+    /// What is not added to the hidden rows by its own product.
     pub(super) output: B::Tensor,
     /// The last stage's.
     pub(super) head: Option<HeadScratch<B>>,
@@ -45,8 +47,7 @@ pub(super) struct GatedScratch<B: Backend> {
 pub(super) struct ExpertsScratch<B: Backend> {
     pub(super) scores: B::Tensor,
     pub(super) routes: B::Routes,
-    /// Rows for each (row, chosen expert), as are the next three.
-    pub(super) inputs: B::Tensor,
+    /// Rows for each (row, chosen expert), as are the next two.
     pub(super) gate: B::Tensor,
     pub(super) up: B::Tensor,
     pub(super) outputs: B::Tensor,
@@ -99,10 +100,10 @@ impl<B: Backend> Scratch<B> {
         limits: RuntimeLimits,
     ) -> Result<Self, DeviceError> {
         let rows = limits.step_rows;
-        let most = rows.max(limits.logit_rows);
+
         let mut scratch = Self {
             hidden: backend.tensor(rows, spec.width)?,
-            normed: backend.tensor(most, spec.width)?,
+            normed: backend.tensor(rows, spec.width)?,
             output: backend.tensor(rows, spec.width)?,
             head: match &weights.head {
                 None => None,
@@ -160,7 +161,6 @@ impl<B: Backend> Scratch<B> {
             Ok(ExpertsScratch {
                 scores: backend.tensor(rows, ffn.routing.experts)?,
                 routes: backend.routes(rows, ffn.routing.used)?,
-                inputs: backend.tensor(pairs, width)?,
                 gate: backend.tensor(pairs, ffn.gate.outputs)?,
                 up: backend.tensor(pairs, ffn.up.outputs)?,
                 outputs: backend.tensor(pairs, width)?,

@@ -45,7 +45,6 @@ pub(super) struct Head<B: Backend> {
 
 pub(super) struct Norm<B: Backend> {
     pub(super) weight: B::Tensor,
-    pub(super) len: usize,
     pub(super) epsilon: f32,
 }
 
@@ -315,7 +314,7 @@ impl<B: Backend> Loader<'_, B> {
 
     fn norm(&mut self, norm: &NormSpec) -> Result<Norm<B>, RuntimeError> {
         let weight = self.vector(&norm.weight, &[norm.len], 0..norm.len)?;
-        Ok(Norm { weight, len: norm.len, epsilon: norm.epsilon })
+        Ok(Norm { weight, epsilon: norm.epsilon })
     }
 
     /// The values `own` of a tensor of shape `dims`.

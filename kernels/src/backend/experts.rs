@@ -2,10 +2,9 @@
 //!
 //! A step is routed once ([`Experts::route`]). A *pair* is a row and one of the experts it chose. Pairs are grouped by
 //! expert, so that prefill multiplies each expert once with all its rows: experts ascending, rows of an expert ascending.
-//! The rows are copied to their pairs, the pairs go through the network of their expert, and the results come back to
-//! their row, weighted.
+//! Each pair takes its row through the network of its expert, and the results come back to the row, weighted.
 
-use super::{DeviceError, Linear};
+use super::{Activation, DeviceError, Linear};
 
 /// Most experts of a layer that a backend must be able to route.
 pub const MAX_EXPERTS: usize = 1024;
@@ -48,10 +47,30 @@ pub struct Routing {
     pub scale: f32,
 }
 
-/// One product of an [`Experts::multiply_routed`]: `output[pair] = weights[expert of pair] * input[pair]`.
+/// The rows of an [`Experts::multiply_routed`], one a pair.
+pub enum RoutedInput<'a, T> {
+    /// Each pair multiplies its row of a tensor that has one for each row of the step.
+    Rows(&'a T),
+    /// `activation(gate, up)` of tensors that have a row for each pair.
+    Gated {
+        /// What goes through the activation.
+        gate: &'a T,
+        /// What it is multiplied with.
+        up: &'a T,
+        /// Which one.
+        activation: Activation,
+    },
+}
+
+/// One product of an [`Experts::multiply_routed`], with `e` the expert of pair `p`:
+/// `output[p] = scales[e] * (weights[e] * input[p]) + biases[e]`, each step rounded by itself.
 pub struct RoutedProduct<'a, B: Linear + ?Sized> {
     /// A matrix for each expert, all of one shape.
     pub weights: &'a [B::Weight],
+    /// One row, a column for each expert; none: 1.
+    pub scales: Option<&'a B::Tensor>,
+    /// A row for each expert; none: 0.
+    pub biases: Option<&'a B::Tensor>,
     /// Where the pairs go.
     pub output: &'a mut B::Tensor,
 }
@@ -81,23 +100,14 @@ pub trait Experts: Linear {
         routes: &mut Self::Routes,
     );
 
-    /// Copies the row of each pair: `output` has `rows * used` rows afterwards.
-    fn gather_routed(&mut self, input: &Self::Tensor, routes: &Self::Routes, output: &mut Self::Tensor);
-
     /// Multiplies each pair with its expert's matrix, several products of the same input (gate and up) as one piece of
     /// work. Experts that nobody chose are not read.
     fn multiply_routed<const N: usize>(
         &mut self,
-        input: &Self::Tensor,
+        input: RoutedInput<'_, Self::Tensor>,
         routes: &Self::Routes,
         products: [RoutedProduct<'_, Self>; N],
     );
-
-    /// Multiplies each pair with the factor of its expert: `scales` (one row) has a column for each.
-    fn scale_routed(&mut self, target: &mut Self::Tensor, routes: &Self::Routes, scales: &Self::Tensor);
-
-    /// Adds to each pair the row of its expert in `bias`, which has a row for each.
-    fn add_routed_bias(&mut self, target: &mut Self::Tensor, routes: &Self::Routes, bias: &Self::Tensor);
 
     /// `output[row] = sum of weight * input[pair]` over the row's pairs, the best expert first.
     fn combine_routed(&mut self, input: &Self::Tensor, routes: &Self::Routes, output: &mut Self::Tensor);

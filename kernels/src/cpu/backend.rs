@@ -6,13 +6,14 @@ use super::{
     experts::{self, Routes},
     isa::Isa,
     kv::{self, KvArena, KvLayout},
-    matmul::{self, PackError, PackedWeight, RowsScratch, Term},
-    ops::{self, Norm, RopeParams, RopeTables},
+    matmul::{self, Finish, PackError, PackedWeight, RowsScratch, Term},
+    ops::{self, Norm, RopeTables},
     pool::Pool,
 };
 use crate::backend::{
-    Activation, Attention, AttentionShape, DeviceError, Experts, KvFormat, KvLayer, Linear, Memory,
-    Pointwise, Product, Rope, RopeId, RoutedProduct, Routing, Span, WeightSource,
+    Activation, Attention, AttentionShape, DeviceError, Experts, Heads, Input, KvFormat, KvLayer, Linear,
+    Memory, Pointwise, Product, Rope, RopeId, RoutedInput, RoutedProduct, Routing, RowNorm, Span,
+    WeightSource,
 };
 
 /// A row-major matrix of f32 in host memory.
@@ -127,13 +128,40 @@ impl Linear for CpuBackend {
         }
     }
 
-    fn multiply<const N: usize>(&mut self, input: &Tensor, rows: usize, products: [Product<'_, Self>; N]) {
-        let terms = products.map(|Product { weight, output }| {
+    fn multiply<const N: usize>(
+        &mut self,
+        input: Input<'_, Tensor>,
+        rows: usize,
+        products: [Product<'_, Self>; N],
+    ) {
+        let (input, cols) = match input {
+            Input::Rows(tensor) => (matmul::Input::Rows(tensor.rows(rows)), tensor.cols),
+            Input::Normed(tensor, norm) => {
+                (matmul::Input::Normed { rows: tensor.rows(rows), norm: norm_of(norm) }, tensor.cols)
+            }
+            Input::Gated { gate, up, activation } => gated(gate, up, rows, activation),
+        };
+        let terms = products.map(|Product { weight, scale, bias, added, output }| {
             assert_eq!(output.cols, weight.rows(), "outputs of a product");
-            Term { weight, rows: 0..rows, output: output.rows_mut(rows) }
+            let finish = Finish { scale, bias: bias.map(|b| b.rows(1)), added };
+            Term { weight, rows: 0..rows, finish, output: output.rows_mut(rows) }
         });
-        matmul::multiply(&self.pool, self.isa, input.rows(rows), input.cols, terms, &mut self.rows_scratch);
+        matmul::multiply(&self.pool, self.isa, input, cols, terms, &mut self.rows_scratch);
     }
+}
+
+fn norm_of(norm: RowNorm<'_, Tensor>) -> Norm<'_> {
+    Norm { weight: norm.weight.rows(1), epsilon: norm.epsilon }
+}
+
+/// The gated input of a product, and its columns.
+fn gated<'a>(
+    gate: &'a Tensor,
+    up: &'a Tensor,
+    rows: usize,
+    activation: Activation,
+) -> (matmul::Input<'a>, usize) {
+    (matmul::Input::Gated { gate: gate.rows(rows), up: up.rows(rows), activation }, gate.cols)
 }
 
 /// Why the matrix `name` has no product here.
@@ -164,58 +192,51 @@ fn refused(name: &str, error: PackError) -> DeviceError {
 }
 
 impl Pointwise for CpuBackend {
-    fn rms_norm(&mut self, input: &Tensor, rows: usize, weight: &Tensor, epsilon: f32, output: &mut Tensor) {
-        assert_eq!((input.cols, output.cols), (weight.cols, weight.cols), "a norm keeps the width");
-        ops::rms_norm(
-            &self.pool,
-            self.isa,
-            input.rows(rows),
-            Norm { weight: weight.rows(1), epsilon },
-            output.rows_mut(rows),
-        );
-    }
-
-    fn rms_norm_heads(
-        &mut self,
-        tensor: &mut Tensor,
-        rows: usize,
-        head_dim: usize,
-        weight: &Tensor,
-        epsilon: f32,
-    ) {
-        assert_eq!(weight.cols, head_dim, "a norm of heads has their width");
-        let norm = Norm { weight: weight.rows(1), epsilon };
-        ops::rms_norm_in_place(&self.pool, self.isa, tensor.rows_mut(rows), norm);
+    fn rms_norm(&mut self, input: &Tensor, rows: usize, norm: RowNorm<'_, Tensor>, output: &mut Tensor) {
+        let norm = norm_of(norm);
+        assert_eq!((input.cols, output.cols), (norm.weight.len(), input.cols), "a norm keeps the width");
+        ops::rms_norm(&self.pool, self.isa, input.rows(rows), norm, output.rows_mut(rows));
     }
 
     fn prepare_rope(&mut self, rope: &Rope) -> RopeId {
         RopeId(self.ropes.iter().position(|(known, _)| known == rope).unwrap_or_else(|| {
             let factors = (!rope.factors.is_empty()).then_some(rope.factors.as_slice());
             let (base, scale) = (f64::from(rope.base), f64::from(rope.scale));
-            let tables = RopeTables::new(rope.rotary_dim, base, scale, factors, rope.magnitude);
+            let tables = RopeTables::new(rope.style, rope.rotary_dim, base, scale, factors, rope.magnitude);
             self.ropes.push((rope.clone(), tables));
             self.ropes.len() - 1
         }))
     }
 
-    fn rope(&mut self, tensor: &mut Tensor, head_dim: usize, positions: &[usize], rope: RopeId) {
-        let rows = positions.len();
-        let (rope, tables) = &mut self.ropes[rope.0];
-        let params = RopeParams { rotary_dim: rope.rotary_dim, style: rope.style, tables };
-        ops::rope(&self.pool, self.isa, tensor.rows_mut(rows), head_dim, positions, params);
+    fn turn_heads<const N: usize>(
+        &mut self,
+        heads: [Heads<'_, Tensor>; N],
+        head_dim: usize,
+        positions: &[usize],
+        rope: Option<RopeId>,
+    ) {
+        let heads = heads.map(|Heads { tensor, norm }| ops::Heads {
+            x: tensor.rows_mut(positions.len()),
+            norm: norm.map(norm_of),
+        });
+        let rope = rope.map(|rope| &mut self.ropes[rope.0].1);
+        ops::turn_heads(&self.pool, self.isa, heads, head_dim, positions, rope);
     }
 
-    fn gate(&mut self, gate: &mut Tensor, up: &Tensor, rows: usize, activation: Activation) {
-        ops::gated(&self.pool, self.isa, gate.rows_mut(rows), up.rows(rows), activation);
-    }
-
-    fn add(&mut self, target: &mut Tensor, source: &Tensor, rows: usize) {
-        ops::add(&self.pool, self.isa, target.rows_mut(rows), source.rows(rows));
-    }
-
-    fn add_bias(&mut self, target: &mut Tensor, rows: usize, bias: &Tensor) {
-        assert_eq!(target.cols, bias.cols, "a bias has the rows' width");
-        ops::add_bias(&self.pool, self.isa, target.rows_mut(rows), bias.rows(1));
+    fn add(
+        &mut self,
+        target: &mut Tensor,
+        source: &Tensor,
+        rows: usize,
+        norm: Option<RowNorm<'_, Tensor>>,
+        factor: f32,
+    ) {
+        assert_eq!(target.cols, source.cols, "the two sides of a sum");
+        let (target, source) = (target.rows_mut(rows), source.rows(rows));
+        match norm {
+            Some(norm) => ops::add_normed(&self.pool, self.isa, target, source, norm_of(norm), factor),
+            None => ops::add(&self.pool, self.isa, target, source, factor),
+        }
     }
 
     fn scale(&mut self, target: &mut Tensor, rows: usize, factor: f32) {
@@ -321,40 +342,37 @@ impl Experts for CpuBackend {
         experts::route(&self.pool, self.isa, logits.rows(rows), routing, bias.map(|b| b.rows(1)), routes);
     }
 
-    fn gather_routed(&mut self, input: &Tensor, routes: &Routes, output: &mut Tensor) {
-        assert_eq!(input.cols, output.cols, "gathered rows keep their width");
-        let output = output.rows_mut(routes.pairs());
-        experts::gather(&self.pool, routes, input.cols, input.rows(routes.rows()), output);
-    }
-
     fn multiply_routed<const N: usize>(
         &mut self,
-        input: &Tensor,
+        input: RoutedInput<'_, Tensor>,
         routes: &Routes,
         products: [RoutedProduct<'_, Self>; N],
     ) {
-        let terms = products.into_iter().flat_map(|RoutedProduct { weights, output }| {
+        let (input, cols) = match input {
+            RoutedInput::Rows(tensor) => {
+                let rows = tensor.rows(routes.rows());
+                (matmul::Input::Picked { rows, picks: routes.sources() }, tensor.cols)
+            }
+            RoutedInput::Gated { gate, up, activation } => gated(gate, up, routes.pairs(), activation),
+        };
+        let terms = products.into_iter().flat_map(|RoutedProduct { weights, scales, biases, output }| {
             let cols = output.cols;
+            assert!(biases.is_none_or(|b| b.cols == cols), "a bias has the outputs' width");
             let mut rest = output.rows_mut(routes.pairs());
             routes.runs().iter().map(move |run| {
                 let weight = &weights[run.expert];
                 assert_eq!(cols, weight.rows(), "outputs of a product");
+                let finish = Finish {
+                    scale: scales.map_or(1.0, |scales| scales.values[run.expert]),
+                    bias: biases.map(|biases| &biases.values[run.expert * cols..][..cols]),
+                    added: None,
+                };
                 let output =
                     rest.split_off_mut(..run.pairs.len() * cols).expect("runs have all pairs in order");
-                Term { weight, rows: run.pairs.clone(), output }
+                Term { weight, rows: run.pairs.clone(), finish, output }
             })
         });
-        let rows = input.rows(routes.pairs());
-        matmul::multiply(&self.pool, self.isa, rows, input.cols, terms, &mut self.rows_scratch);
-    }
-
-    fn add_routed_bias(&mut self, target: &mut Tensor, routes: &Routes, bias: &Tensor) {
-        assert_eq!(target.cols, bias.cols, "a bias has the rows' width");
-        experts::add_bias(&self.pool, self.isa, routes, target.rows_mut(routes.pairs()), &bias.values);
-    }
-
-    fn scale_routed(&mut self, target: &mut Tensor, routes: &Routes, scales: &Tensor) {
-        experts::scale(&self.pool, self.isa, routes, target.rows_mut(routes.pairs()), scales.rows(1));
+        matmul::multiply(&self.pool, self.isa, input, cols, terms, &mut self.rows_scratch);
     }
 
     fn combine_routed(&mut self, input: &Tensor, routes: &Routes, output: &mut Tensor) {

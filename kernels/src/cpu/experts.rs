@@ -15,7 +15,7 @@
 use super::{
     isa::Isa,
     math::exp,
-    ops::{self, Map, map, padded, sigmoid},
+    ops::{Map, map, padded, sigmoid},
     pool::Pool,
     share::Shared,
     simd::{self, Kernel, LANES, Simd},
@@ -105,6 +105,11 @@ impl Routes {
         assert!(row < self.rows, "row {row} of {}", self.rows);
         let own = row * self.used..(row + 1) * self.used;
         (&self.experts[own.clone()], &self.weights[own])
+    }
+
+    /// The row of each pair.
+    pub fn sources(&self) -> &[u32] {
+        &self.sources[..self.pairs()]
     }
 
     /// The experts that were chosen, ascending.
@@ -308,42 +313,6 @@ fn best(ranks: &[f32], candidates: impl Iterator<Item = usize>, chosen: &mut [u3
         }
         chosen[at] = index as u32;
         found += 1;
-    }
-}
-
-/// Copies the row of each pair from `input` (rows of `cols`) to `output`.
-///
-/// # Panics
-/// When the sizes do not fit.
-pub fn gather(pool: &Pool, routes: &Routes, cols: usize, input: &[f32], output: &mut [f32]) {
-    assert_eq!(input.len(), routes.rows * cols, "{} routed rows of {cols}", routes.rows);
-    by_row(pool, cols, &mut output[..routes.pairs() * cols], |pair, out| {
-        out.copy_from_slice(&input[routes.sources[pair] as usize * cols..][..cols]);
-    });
-}
-
-/// Multiplies each pair of `x` with the factor of its expert.
-///
-/// # Panics
-/// When the sizes do not fit.
-pub fn scale(pool: &Pool, isa: Isa, routes: &Routes, x: &mut [f32], factors: &[f32]) {
-    let cols = x.len().checked_div(routes.pairs()).unwrap_or(0);
-    assert_eq!(x.len(), routes.pairs() * cols, "a row for each pair");
-    for Run { expert, pairs } in &routes.runs {
-        ops::scale(pool, isa, &mut x[pairs.start * cols..pairs.end * cols], factors[*expert]);
-    }
-}
-
-/// Adds to each pair of `x` the row of its expert in `bias`.
-///
-/// # Panics
-/// When the sizes do not fit.
-pub fn add_bias(pool: &Pool, isa: Isa, routes: &Routes, x: &mut [f32], bias: &[f32]) {
-    let cols = x.len().checked_div(routes.pairs()).unwrap_or(0);
-    assert_eq!(x.len(), routes.pairs() * cols, "a row for each pair");
-    for Run { expert, pairs } in &routes.runs {
-        let x = &mut x[pairs.start * cols..pairs.end * cols];
-        ops::add_bias(pool, isa, x, &bias[expert * cols..][..cols]);
     }
 }
 

@@ -38,6 +38,7 @@ mod avx2;
 mod avx512;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "half of it is for vectors"))]
 mod codes;
+mod finish;
 #[cfg(target_arch = "x86_64")]
 mod floats;
 mod grid;
@@ -47,6 +48,7 @@ mod grid_avx2;
 mod grid_avx512;
 #[cfg(target_arch = "x86_64")]
 mod grid_panel;
+mod input;
 mod layout;
 mod line;
 mod pack;
@@ -66,6 +68,8 @@ mod tile;
 mod transpose;
 mod weight;
 
+pub use finish::Finish;
+pub use input::Input;
 pub use line::Term;
 pub use rows::RowsScratch;
 pub use weight::{PackError, PackedWeight};
@@ -73,8 +77,8 @@ pub use weight::{PackError, PackedWeight};
 use super::{isa::Isa, pool::Pool};
 use crate::blocks::BlockFormat;
 use layout::GROUP_ROWS;
-use line::{Line, Part};
-use rows::Rows;
+use line::Line;
+use rows::{Buffers, KernelScratch, Rows};
 #[cfg(target_arch = "x86_64")]
 use simd::Simd;
 
@@ -90,7 +94,7 @@ struct GroupJob {
     outputs: usize,
     m: usize,
     cols: usize,
-    /// `[m][cols]`, for float formats
+    /// `[m][cols]`, for float formats; nothing for others
     input: *const f32,
     /// the quantised input, for all others
     rows: Rows,
@@ -105,67 +109,79 @@ struct GroupJob {
 }
 
 /// Multiplies `input` (rows of `cols` values) with every term's weight (of `cols` columns), each term its own rows. The
-/// input is quantised once; all terms are one job of the pool.
+/// input is made and quantised once; all terms are one job of the pool.
 ///
 /// # Panics
 /// When shapes do not fit each other or the machine lacks `isa`.
 pub fn multiply<'a>(
     pool: &Pool,
     isa: Isa,
-    input: &[f32],
+    input: Input<'_>,
     cols: usize,
     terms: impl IntoIterator<Item = Term<'a>>,
     scratch: &mut RowsScratch,
 ) {
-    assert!(cols > 0 && input.len().is_multiple_of(cols), "{} inputs in rows of {cols}", input.len());
-    let mut line = std::mem::take(&mut scratch.line);
+    assert!(isa.is_supported(), "this machine does not have {}", isa.name());
+    let rows = input.rows(cols);
+    let RowsScratch { line, made, kernels } = scratch;
     line.clear();
-    terms.into_iter().for_each(|term| line.push(term, input.len() / cols, cols));
+    terms.into_iter().for_each(|term| line.push(term, rows, cols));
+    // Kernels of float formats read f32.
+    let floats = match (line.shapes().any(|(format, _)| !format.is_quantised()), input.as_rows()) {
+        (false, _) => &[],
+        (true, Some(rows)) => rows,
+        (true, None) => rows::make(pool, isa, input, (rows, cols), made),
+    };
+    if line.shapes().any(|(format, _)| format.is_quantised()) {
+        let input = if floats.is_empty() { input } else { Input::Rows(floats) };
+        kernels.quantise(pool, isa, input, (rows, cols), line.shapes().map(|(format, _)| format));
+    }
     // SAFETY: the terms' borrows live for 'a, which is longer than this call.
-    unsafe { multiply_line(pool, isa, input, cols, &line, scratch) };
-    scratch.line = line;
+    unsafe { multiply_line(pool, isa, floats, cols, line, kernels) };
 }
 
+/// Multiplies the rows that `scratch` has quantised, and for float formats `floats`.
+///
 /// # Safety
 /// The borrows of the line's terms are alive.
 unsafe fn multiply_line(
     pool: &Pool,
     isa: Isa,
-    input: &[f32],
+    floats: &[f32],
     cols: usize,
     line: &Line,
-    scratch: &mut RowsScratch,
+    scratch: &mut KernelScratch,
 ) {
-    assert!(isa.is_supported(), "this machine does not have {}", isa.name());
-    if line.shapes().any(|(format, _)| format.is_quantised()) {
-        scratch.quantise(pool, isa, input, line.shapes().map(|(format, _)| format));
-    }
     let most_rows = line.shapes().map(|(_, m)| m).max().unwrap_or(0);
     let decoded_bytes = line.shapes().map(|(f, m)| decoded_group_bytes(isa, f, m, cols)).max().unwrap_or(0);
-    let (rows, staging, decoded) = scratch.for_kernels(pool.threads(), most_rows, decoded_bytes);
+    let most_sums = line.added_rows().map(finish::sums).max().unwrap_or(0);
+    let (rows, buffers) = scratch.for_kernels(pool.threads(), most_rows, decoded_bytes, most_sums);
+    let Buffers { staging, decoded, sums } = buffers;
     let spread = line.spread();
     pool.split_in_order(spread.items, spread.grain, &|items, thread| {
         // SAFETY: as the caller promises.
-        for Part { weight, groups, rows: own, output } in unsafe { line.parts(&spread, items) } {
+        for part in unsafe { line.parts(&spread, items) } {
+            let format = part.weight.format();
             let job = GroupJob {
-                format: weight.format(),
-                groups: weight.groups()[groups.start * weight.group_bytes()..].as_ptr(),
-                group_bytes: weight.group_bytes(),
-                count: groups.len(),
-                outputs: weight.rows() - groups.start * GROUP_ROWS,
-                m: own.len(),
+                format,
+                groups: part.weight.groups()[part.groups.start * part.weight.group_bytes()..].as_ptr(),
+                group_bytes: part.weight.group_bytes(),
+                count: part.groups.len(),
+                outputs: part.weight.rows() - part.groups.start * GROUP_ROWS,
+                m: part.rows.len(),
                 cols,
-                input: input[own.start * cols..].as_ptr(),
-                rows: rows.for_format(weight.format(), own.start, cols),
-                output,
-                output_stride: weight.rows(),
+                input: floats.as_ptr().wrapping_add(part.rows.start * cols),
+                rows: rows.for_format(format, part.rows.start, cols),
+                output: part.output,
+                output_stride: part.weight.rows(),
                 staging: staging.as_ptr().wrapping_add(thread * most_rows * GROUP_ROWS),
                 decoded: decoded.as_ptr().wrapping_add(thread * decoded_bytes),
             };
-            // SAFETY: shapes were checked when the term was placed, the instruction set above; all buffers outlive the job,
-            // since `split_in_order` returns only when all pieces are done; pieces do not share groups, hence no outputs, nor
-            // threads their scratch.
-            unsafe { run(isa, &job) };
+            let sums = sums.as_ptr().wrapping_add(thread * most_sums);
+            // SAFETY: shapes were checked when the term was placed, the instruction set by `multiply`; all buffers outlive the
+            // job, since `split_in_order` returns only when all pieces are done; pieces do not share groups, hence no
+            // outputs, nor threads their scratch.
+            unsafe { finish::run(isa, &job, part.finish, sums) };
         }
     });
 }

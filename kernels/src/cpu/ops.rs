@@ -13,14 +13,16 @@ use super::{
 };
 use crate::backend::Activation;
 
-mod rope;
+mod heads;
 #[cfg(test)]
 mod tests;
 
-pub use rope::{RopeParams, RopeTables, rope};
+pub use heads::{Heads, RopeTables, turn_heads};
 
 /// Elements that a thread should at least take: below, a hand-off costs more than it saves.
 const GRAIN_ELEMENTS: usize = 16_384;
+/// Values of a row that are normed before they are added: little enough to stay in the first level.
+const NORMED_AT_ONCE: usize = 256;
 
 /// Something done to whole rows in place.
 trait RowOp: Sync {
@@ -83,6 +85,21 @@ pub(super) fn map<S: Simd, M: Map>(s: S, op: &M, x: &mut [f32], y: &[f32]) {
     }
 }
 
+/// `out = op(x, y)`; all three are equally long.
+#[inline(always)]
+pub(super) fn map_into<S: Simd, M: Map>(s: S, op: &M, x: &[f32], y: &[f32], out: &mut [f32]) {
+    let (x, x_rest) = x.as_chunks::<LANES>();
+    let (y, y_rest) = y.as_chunks::<LANES>();
+    let (out, out_rest) = out.as_chunks_mut::<LANES>();
+    for (out, (x, y)) in out.iter_mut().zip(x.iter().zip(y)) {
+        s.store(op.map(s, s.load(x), s.load(y)), out);
+    }
+    if !out_rest.is_empty() {
+        out_rest.copy_from_slice(x_rest);
+        map(s, op, out_rest, y_rest);
+    }
+}
+
 /// A [`Map`] with a tensor of the same shape.
 struct WithTensor<'a, M>(M, &'a [f32]);
 
@@ -93,16 +110,16 @@ impl<M: Map> RowOp for WithTensor<'_, M> {
     }
 }
 
-/// A [`Map`] with a vector that is the same for every row.
-struct WithRow<'a, M>(M, &'a [f32]);
-
-impl<M: Map> RowOp for WithRow<'_, M> {
-    #[inline(always)]
-    fn apply<S: Simd>(&self, s: S, _first_row: usize, x: &mut [f32]) {
-        for row in x.chunks_exact_mut(self.1.len()) {
-            map(s, &self.0, row, self.1);
-        }
+/// `x = op(x)`, element by element: a [`Map`] that does not look at its second operand.
+#[inline(always)]
+pub(super) fn map_alone<S: Simd, M: Map>(s: S, op: &M, x: &mut [f32]) {
+    let (lanes, rest) = x.as_chunks_mut::<LANES>();
+    for x in lanes {
+        let value = s.load(x);
+        s.store(op.map(s, value, value), x);
     }
+    let copy = padded(rest);
+    map(s, op, rest, &copy[..rest.len()]);
 }
 
 /// A [`Map`] of the element alone.
@@ -111,17 +128,12 @@ struct Alone<M>(M);
 impl<M: Map> RowOp for Alone<M> {
     #[inline(always)]
     fn apply<S: Simd>(&self, s: S, _first_row: usize, x: &mut [f32]) {
-        let (lanes, rest) = x.as_chunks_mut::<LANES>();
-        for x in lanes {
-            let value = s.load(x);
-            s.store(self.0.map(s, value, value), x);
-        }
-        let copy = padded(rest);
-        map(s, &self.0, rest, &copy[..rest.len()]);
+        map_alone(s, &self.0, x);
     }
 }
 
-struct Sum;
+/// `x + y`
+pub(super) struct Sum;
 
 impl Map for Sum {
     #[inline(always)]
@@ -130,24 +142,27 @@ impl Map for Sum {
     }
 }
 
-/// `x += y`.
+/// `x + factor * y`, each step rounded by itself.
+pub(super) struct PlusTimes(pub(super) f32);
+
+impl Map for PlusTimes {
+    #[inline(always)]
+    fn map<S: Simd>(&self, s: S, x: S::F, y: S::F) -> S::F {
+        s.add(x, s.mul(y, s.splat(self.0)))
+    }
+}
+
+/// `x += factor * y`.
 ///
 /// # Panics
 /// When the lengths differ.
-pub fn add(pool: &Pool, isa: Isa, x: &mut [f32], y: &[f32]) {
+pub fn add(pool: &Pool, isa: Isa, x: &mut [f32], y: &[f32], factor: f32) {
     assert_eq!(x.len(), y.len(), "the two sides of a sum");
-    by_rows(pool, isa, x, 1, &WithTensor(Sum, y));
+    by_rows(pool, isa, x, 1, &WithTensor(PlusTimes(factor), y));
 }
 
-/// Adds `bias` to each row of `x`, which has the width of `bias`.
-///
-/// # Panics
-/// When `x` is not whole rows.
-pub fn add_bias(pool: &Pool, isa: Isa, x: &mut [f32], bias: &[f32]) {
-    by_rows(pool, isa, x, bias.len(), &WithRow(Sum, bias));
-}
-
-struct Times(f32);
+/// `x * factor`
+pub(super) struct Times(pub(super) f32);
 
 impl Map for Times {
     #[inline(always)]
@@ -232,6 +247,18 @@ pub fn gated(pool: &Pool, isa: Isa, gate: &mut [f32], up: &[f32], activation: Ac
     }
 }
 
+/// `out = activation(gate, up)`; all three are equally long.
+#[inline(always)]
+pub(super) fn gated_into<S: Simd>(s: S, activation: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    match activation {
+        Activation::Silu => map_into(s, &Gate(Silu), gate, up, out),
+        Activation::GeluTanh => map_into(s, &Gate(GeluTanh), gate, up, out),
+        Activation::ClampedSwiglu { alpha, limit } => {
+            map_into(s, &Gate(ClampedSwiglu { alpha, limit }), gate, up, out);
+        }
+    }
+}
+
 /// A factor for each row.
 struct RowFactors<'a> {
     cols: usize,
@@ -248,7 +275,7 @@ impl RowOp for RowFactors<'_> {
             if self.gates {
                 s.store(sigmoid(s, s.load(&lanes)), &mut lanes);
             }
-            Alone(Times(lanes[0])).apply(s, 0, row);
+            map_alone(s, &Times(lanes[0]), row);
         }
     }
 }
@@ -284,23 +311,28 @@ fn by_factors(pool: &Pool, isa: Isa, x: &mut [f32], factors: &[f32], gates: bool
     }
 }
 
-struct RmsNorm<'a> {
-    /// Where rows come from; none: from where they go.
-    input: Option<&'a [f32]>,
-    norm: Norm<'a>,
+/// What a norm of root mean squares multiplies with. A row has the length of the weight.
+#[derive(Clone, Copy, Debug)]
+pub struct Norm<'a> {
+    /// A factor a column.
+    pub weight: &'a [f32],
+    /// Added to the mean of the squares.
+    pub epsilon: f32,
 }
 
-impl RowOp for RmsNorm<'_> {
+impl Norm<'_> {
+    /// What the norm of `row` multiplies each value with, before the weight.
     #[inline(always)]
-    fn apply<S: Simd>(&self, s: S, first_row: usize, out: &mut [f32]) {
-        let Norm { weight, epsilon } = self.norm;
-        let cols = weight.len();
-        for (index, out) in out.chunks_exact_mut(cols).enumerate() {
-            if let Some(input) = self.input {
-                out.copy_from_slice(&input[(first_row + index) * cols..][..cols]);
-            }
-            let mean = sum_of_squares(s, out) / cols as f32;
-            map(s, &Normalised((mean + epsilon).sqrt().recip()), out, weight);
+    pub(super) fn factor<S: Simd>(&self, s: S, row: &[f32]) -> Normalised {
+        let mean = sum_of_squares(s, row) / row.len() as f32;
+        Normalised((mean + self.epsilon).sqrt().recip())
+    }
+
+    /// Norms each run of `weight.len()` values of `x`.
+    #[inline(always)]
+    fn apply<S: Simd>(&self, s: S, x: &mut [f32]) {
+        for run in x.chunks_exact_mut(self.weight.len()) {
+            map(s, &self.factor(s, run), run, self.weight);
         }
     }
 }
@@ -314,11 +346,15 @@ fn sum_of_squares<S: Simd>(s: S, x: &[f32]) -> f32 {
         let x = s.load(x);
         sum = s.fma(x, x, sum);
     }
-    let rest = s.load(&padded(rest));
-    s.reduce_add(s.fma(rest, rest, sum))
+    if !rest.is_empty() {
+        let rest = s.load(&padded(rest));
+        sum = s.fma(rest, rest, sum);
+    }
+    s.reduce_add(sum)
 }
 
-struct Normalised(f32);
+/// `x * factor * y`, from the left, each step rounded by itself.
+pub(super) struct Normalised(f32);
 
 impl Map for Normalised {
     #[inline(always)]
@@ -327,13 +363,20 @@ impl Map for Normalised {
     }
 }
 
-/// What a norm of root mean squares multiplies with. A row has the length of the weight.
-#[derive(Clone, Copy, Debug)]
-pub struct Norm<'a> {
-    /// A factor a column.
-    pub weight: &'a [f32],
-    /// Added to the mean of the squares.
-    pub epsilon: f32,
+struct RmsNorm<'a> {
+    input: &'a [f32],
+    norm: Norm<'a>,
+}
+
+impl RowOp for RmsNorm<'_> {
+    #[inline(always)]
+    fn apply<S: Simd>(&self, s: S, first_row: usize, out: &mut [f32]) {
+        let weight = self.norm.weight;
+        let input = self.input[first_row * weight.len()..].chunks_exact(weight.len());
+        for (input, out) in input.zip(out.chunks_exact_mut(weight.len())) {
+            map_into(s, &self.norm.factor(s, input), input, weight, out);
+        }
+    }
 }
 
 /// `out = x * (1 / sqrt(mean of squares + epsilon)) * weight`, row by row. The sum of squares runs in sixteen lanes
@@ -343,7 +386,7 @@ pub struct Norm<'a> {
 /// When the lengths differ or are not whole rows.
 pub fn rms_norm(pool: &Pool, isa: Isa, x: &[f32], norm: Norm<'_>, out: &mut [f32]) {
     assert_eq!(x.len(), out.len(), "a norm keeps the size");
-    by_rows(pool, isa, out, norm.weight.len(), &RmsNorm { input: Some(x), norm });
+    by_rows(pool, isa, out, norm.weight.len(), &RmsNorm { input: x, norm });
 }
 
 /// [`rms_norm`] in place.
@@ -351,5 +394,47 @@ pub fn rms_norm(pool: &Pool, isa: Isa, x: &[f32], norm: Norm<'_>, out: &mut [f32
 /// # Panics
 /// When `x` is not whole rows.
 pub fn rms_norm_in_place(pool: &Pool, isa: Isa, x: &mut [f32], norm: Norm<'_>) {
-    by_rows(pool, isa, x, norm.weight.len(), &RmsNorm { input: None, norm });
+    by_rows(pool, isa, x, norm.weight.len(), &InPlace(norm));
+}
+
+struct InPlace<'a>(Norm<'a>);
+
+impl RowOp for InPlace<'_> {
+    #[inline(always)]
+    fn apply<S: Simd>(&self, s: S, _first_row: usize, x: &mut [f32]) {
+        self.0.apply(s, x);
+    }
+}
+
+/// `x += factor * rms_norm(y)`, row by row, each step rounded by itself.
+///
+/// # Panics
+/// When the lengths differ or are not whole rows.
+pub fn add_normed(pool: &Pool, isa: Isa, x: &mut [f32], y: &[f32], norm: Norm<'_>, factor: f32) {
+    assert_eq!(x.len(), y.len(), "the two sides of a sum");
+    by_rows(pool, isa, x, norm.weight.len(), &AddNormed { source: y, norm, factor });
+}
+
+struct AddNormed<'a> {
+    source: &'a [f32],
+    norm: Norm<'a>,
+    factor: f32,
+}
+
+impl RowOp for AddNormed<'_> {
+    #[inline(always)]
+    fn apply<S: Simd>(&self, s: S, first_row: usize, x: &mut [f32]) {
+        let Self { source, norm, factor } = *self;
+        let cols = norm.weight.len();
+        for (x, source) in x.chunks_exact_mut(cols).zip(source[first_row * cols..].chunks_exact(cols)) {
+            let normalised = norm.factor(s, source);
+            let mut normed = [0.0; NORMED_AT_ONCE];
+            let parts = source.chunks(NORMED_AT_ONCE).zip(norm.weight.chunks(NORMED_AT_ONCE));
+            for (x, (source, weight)) in x.chunks_mut(NORMED_AT_ONCE).zip(parts) {
+                let normed = &mut normed[..x.len()];
+                map_into(s, &normalised, source, weight, normed);
+                map(s, &PlusTimes(factor), x, normed);
+            }
+        }
+    }
 }

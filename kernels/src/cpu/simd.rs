@@ -79,6 +79,10 @@ pub(crate) trait Simd: Copy {
     fn select_less(self, a: Self::F, b: Self::F, x: Self::F, y: Self::F) -> Self::F;
     /// Lanes whose bit is set in `keep` from `x`, the others from `y`.
     fn select_bits(self, keep: u16, x: Self::F, y: Self::F) -> Self::F;
+    /// Each even lane in its place and in the odd one after it.
+    fn even_twice(self, a: Self::F) -> Self::F;
+    /// Each odd lane in its place and in the even one before it.
+    fn odd_twice(self, a: Self::F) -> Self::F;
     fn reduce_add(self, a: Self::F) -> f32;
     fn reduce_max(self, a: Self::F) -> f32;
 
@@ -89,6 +93,8 @@ pub(crate) trait Simd: Copy {
     fn load_byte_pairs(self, from: &[i8; 2 * LANES]) -> Self::I;
     /// The low halves. Only for values that fit.
     fn store_i16(self, x: Self::I, to: &mut [i16; LANES]);
+    /// The lowest byte of each lane.
+    fn store_low_bytes(self, x: Self::I, to: &mut [i8; LANES]);
     fn add_i(self, a: Self::I, b: Self::I) -> Self::I;
     fn shift_left<const BITS: i32>(self, a: Self::I) -> Self::I;
     /// `acc + a.low * b.low + a.high * b.high` of i16 pairs, exact. No code is -32768.

@@ -184,38 +184,38 @@ proptest! {
     }
 
     #[test]
-    fn pairs_go_out_and_come_back(
+    fn pairs_come_back_to_their_rows(
         routing in routings(), rows in 1..40usize, cols in 1..70usize, seed in 1u64..
     ) {
         let logits = noise(seed, rows * routing.experts);
         let routes = everywhere(&logits, &routing, None);
-        let (input, bias) = (noise(seed ^ 1, rows * cols), noise(seed ^ 2, routing.experts * cols));
-        let factors = noise(seed ^ 3, routing.experts);
         let pairs = routes.pairs();
-        // Each pair is its row times its expert's factor plus its expert's bias.
+        let gathered = noise(seed ^ 1, pairs * cols);
+        // A pair's source is its row, and its expert the one of its run.
+        for run in routes.runs() {
+            for pair in run.pairs.clone() {
+                let row = routes.sources()[pair] as usize;
+                let choice = routes.of_row(row).0.iter().position(|&e| e as usize == run.expert);
+                let choice = choice.expect("an expert of the row");
+                prop_assert_eq!(routes.pairs[row * routing.used + choice] as usize, pair);
+            }
+        }
         let mut want = vec![0.0; rows * cols];
         for (index, out) in want.iter_mut().enumerate() {
             let (row, col) = (index / cols, index % cols);
             for choice in 0..routing.used {
                 let at = row * routing.used + choice;
-                let expert = routes.experts[at] as usize;
-                let value = input[index] * factors[expert] + bias[expert * cols + col];
+                let value = gathered[routes.pairs[at] as usize * cols + col];
                 *out = if choice == 0 { routes.weights[at] * value } else { routes.weights[at].mul_add(value, *out) };
             }
         }
         for threads in 1..=3 {
             let pool = Pool::new(threads);
             for isa in Isa::available() {
-                let mut buffer = vec![SENTINEL; (pairs + rows) * cols + 3 * SENTINELS];
-                let (gathered, rest) = buffer[SENTINELS..].split_at_mut(pairs * cols);
-                let output = &mut rest[SENTINELS..][..rows * cols];
-                gather(&pool, &routes, cols, &input, gathered);
-                scale(&pool, isa, &routes, gathered, &factors);
-                add_bias(&pool, isa, &routes, gathered, &bias);
-                combine(&pool, isa, &routes, cols, gathered, output);
-                prop_assert_eq!(&*output, &want[..], "{} {}", isa.name(), threads);
-                let middle = SENTINELS + pairs * cols;
-                let gaps = [0..SENTINELS, middle..middle + SENTINELS, buffer.len() - SENTINELS..buffer.len()];
+                let mut buffer = vec![SENTINEL; rows * cols + 2 * SENTINELS];
+                combine(&pool, isa, &routes, cols, &gathered, &mut buffer[SENTINELS..][..rows * cols]);
+                prop_assert_eq!(&buffer[SENTINELS..][..rows * cols], &want[..], "{} {}", isa.name(), threads);
+                let gaps = [0..SENTINELS, buffer.len() - SENTINELS..buffer.len()];
                 prop_assert!(gaps.into_iter().flatten().all(|i| buffer[i] == SENTINEL));
             }
         }
@@ -285,10 +285,8 @@ fn what_is_not_a_number_stays_in_its_row() {
             logits[routing.experts + 7] = f32::NAN;
             logits[2 * routing.experts..3 * routing.experts].fill(f32::NAN);
             let routes = everywhere(&logits, &routing, None);
-            let input = noise(6, 4 * COLS);
-            let mut gathered = vec![0.0; 4 * routing.used * COLS];
+            let gathered = noise(6, 4 * routing.used * COLS);
             let mut output = vec![0.0; 4 * COLS];
-            gather(&Pool::new(2), &routes, COLS, &input, &mut gathered);
             combine(&Pool::new(2), Isa::best(), &routes, COLS, &gathered, &mut output);
             for row in 0..4 {
                 let own = row * routing.used..(row + 1) * routing.used;

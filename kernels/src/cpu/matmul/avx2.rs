@@ -11,7 +11,6 @@ use super::{
     layout::{Codes, Format, GROUP_ROWS, QUADS, with_format},
     pack,
     panel::with_panel,
-    rows::{Quantised, quantise_plain},
     simd::Simd,
     tile,
     transpose::Transpose,
@@ -71,12 +70,6 @@ unsafe fn float_weights(job: &GroupJob) {
 pub(super) fn pack_groups(format: BlockFormat, cols: usize, rows: &[u8], out: &mut [u8]) {
     // SAFETY: this function has the instruction set.
     unsafe { pack::pack_groups::<Avx2>(format, cols, rows, out) }
-}
-
-/// See [`super::rows`].
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn quantise(input: &[f32], out: Quantised<'_>) {
-    quantise_plain(input, out);
 }
 
 /// The vectors of this file.

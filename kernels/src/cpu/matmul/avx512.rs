@@ -6,7 +6,6 @@ use super::{
     floats, grid_avx512,
     layout::{Codes, Format, QUADS, with_format},
     panel::with_panel,
-    rows::{Quantised, quantise_plain},
     simd::Simd,
     tile,
 };
@@ -47,12 +46,6 @@ unsafe fn decoded<P: Codes>(job: &GroupJob) {
 unsafe fn float_weights(job: &GroupJob) {
     // SAFETY: as the caller promises.
     unsafe { floats::run::<Avx512>(job) }
-}
-
-/// See [`super::rows`].
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(super) fn quantise(input: &[f32], out: Quantised<'_>) {
-    quantise_plain(input, out);
 }
 
 /// The vectors of this file.

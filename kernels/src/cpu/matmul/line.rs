@@ -4,7 +4,7 @@
 //! [`ROWS_OF_FULL_PIECE`] of them: few rows take as long as the weights take to come from memory. So one piece of work is
 //! spread evenly whether it is one large matrix or hundreds of experts with a row or many each.
 
-use super::{layout::GROUP_ROWS, weight::PackedWeight};
+use super::{finish::Finish, layout::GROUP_ROWS, weight::PackedWeight};
 use crate::blocks::BlockFormat;
 use std::ops::Range;
 
@@ -23,6 +23,8 @@ pub struct Term<'a> {
     pub weight: &'a PackedWeight,
     /// the rows of the input that it multiplies
     pub rows: Range<usize>,
+    /// what becomes of it
+    pub finish: Finish<'a>,
     /// as many rows of N
     pub output: &'a mut [f32],
 }
@@ -38,6 +40,10 @@ struct Placed {
     weight: *const PackedWeight,
     format: BlockFormat,
     output: *mut f32,
+    scale: f32,
+    /// null: none
+    bias: *const f32,
+    added: Option<f32>,
     rows: Range<usize>,
     /// where it begins
     start: usize,
@@ -56,6 +62,8 @@ pub(super) struct Part<'a> {
     pub(super) groups: Range<usize>,
     /// the rows of the input
     pub(super) rows: Range<usize>,
+    /// what becomes of the outputs; its bias begins with the first group
+    pub(super) finish: Finish<'a>,
     /// where the first of them has the first output of the first group
     pub(super) output: *mut f32,
 }
@@ -72,10 +80,11 @@ impl Line {
     /// # Panics
     /// When shapes do not fit each other.
     pub(super) fn push(&mut self, term: Term<'_>, rows: usize, cols: usize) {
-        let Term { weight, rows: own, output } = term;
+        let Term { weight, rows: own, finish, output } = term;
         assert_eq!(weight.cols(), cols, "columns of terms that share an input");
         assert!(own.start <= own.end && own.end <= rows, "rows {own:?} of an input of {rows}");
         assert_eq!(own.len().checked_mul(weight.rows()), Some(output.len()), "output of {} rows", own.len());
+        assert!(finish.bias.is_none_or(|b| b.len() == weight.rows()), "a bias has the outputs' width");
         if own.is_empty() {
             return;
         }
@@ -85,12 +94,20 @@ impl Line {
             weight,
             format: weight.format(),
             output: output.as_mut_ptr(),
+            scale: finish.scale,
+            bias: finish.bias.map_or(std::ptr::null(), <[f32]>::as_ptr),
+            added: finish.added,
             rows: own,
             start: self.work,
             group_work,
             groups,
         });
         self.work += groups * group_work;
+    }
+
+    /// Number of rows of each term whose products are added to its output.
+    pub(super) fn added_rows(&self) -> impl Iterator<Item = usize> {
+        self.placed.iter().filter(|p| p.added.is_some()).map(|p| p.rows.len())
     }
 
     /// Format and number of rows of each term.
@@ -121,9 +138,18 @@ impl Line {
             let bound = |at: usize| at.saturating_sub(p.start).div_ceil(p.group_work).min(p.groups);
             let groups = bound(work.start)..bound(work.end);
             let output = p.output.wrapping_add(groups.start * GROUP_ROWS);
+            if groups.is_empty() {
+                return None;
+            }
             // SAFETY: as the caller promises.
             let weight = unsafe { &*p.weight };
-            (!groups.is_empty()).then(|| Part { weight, groups, rows: p.rows.clone(), output })
+            let bias = (!p.bias.is_null()).then(|| {
+                let columns = groups.start * GROUP_ROWS..(groups.end * GROUP_ROWS).min(weight.rows());
+                // SAFETY: as the caller promises; it has a value for each of the weight's rows.
+                unsafe { std::slice::from_raw_parts(p.bias.add(columns.start), columns.len()) }
+            });
+            let finish = Finish { scale: p.scale, bias, added: p.added };
+            Some(Part { weight, groups, rows: p.rows.clone(), finish, output })
         })
     }
 }

@@ -4,9 +4,9 @@
 //! that no code is -128 and every product with an unsigned weight code fits the 16-bit sums of AVX2. The greatest magnitude is
 //! taken on the bit patterns (their order is that of the numbers, with infinities and NaN on top), so its order is free. A
 //! block with a non-finite value gets the scale NaN and codes 0: its outputs are NaN. A block below `SMALLEST_MAGNITUDE` is 0.
-//! Plain Rust, compiled for each instruction set: nothing here can round differently.
 
 use super::{
+    input::{Copied, Input, Sink},
     layout::{BLOCK_COLS, GROUP_ROWS},
     line::Line,
 };
@@ -17,6 +17,7 @@ use crate::{
         isa::Isa,
         pool::Pool,
         share::Shared,
+        simd::{self, Kernel, LANES, Simd},
     },
 };
 use std::ops::Range;
@@ -45,6 +46,23 @@ fn spans(format: BlockFormat) -> usize {
 /// Working memory of [`super::multiply`]: grows to the largest call and is then reused. One per caller.
 #[derive(Default)]
 pub struct RowsScratch {
+    /// The terms of a call; holds none between calls that anybody reads.
+    pub(super) line: Line,
+    /// Rows that were made, for float formats.
+    pub(super) made: Grown<f32>,
+    pub(super) kernels: KernelScratch,
+}
+
+impl RowsScratch {
+    /// Empty; the first call grows it.
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+/// What the threads of a call share: the quantised rows, and room for each.
+#[derive(Default)]
+pub(super) struct KernelScratch {
     codes: Grown<i8>,
     scale: Grown<f32>,
     scaled_sum: Grown<f32>,
@@ -54,22 +72,18 @@ pub struct RowsScratch {
     decoded: Grown<u8>,
     /// Outputs of a partial group for each thread.
     staging: Grown<f32>,
-    /// The terms of a call; holds none between calls that anybody reads.
-    pub(super) line: Line,
+    /// Products that are to be added to outputs, for each thread.
+    sums: Grown<f32>,
 }
 
-impl RowsScratch {
-    /// Empty; the first call grows it.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Quantises `input` (rows of `cols` values, `cols` a multiple of 32) for the formats of `formats`.
+impl KernelScratch {
+    /// Quantises `rows` rows of `cols` values, `cols` a multiple of 32, for the formats of `formats`.
     pub(super) fn quantise(
         &mut self,
         pool: &Pool,
         isa: Isa,
-        input: &[f32],
+        input: Input<'_>,
+        (rows, cols): (usize, usize),
         formats: impl Iterator<Item = BlockFormat>,
     ) {
         let mut wanted = [false; STARTS.len()];
@@ -80,7 +94,7 @@ impl RowsScratch {
                 halves = 2;
             }
         }
-        let blocks = input.len() / BLOCK_COLS;
+        let blocks = rows * (cols / BLOCK_COLS);
         let codes = Shared::new(self.codes.at_least(blocks * BLOCK_COLS));
         let scale = Shared::new(self.scale.at_least(blocks));
         let scaled_sum = Shared::new(self.scaled_sum.at_least(blocks));
@@ -91,36 +105,38 @@ impl RowsScratch {
                 starts[kind] = Shared::new(buffer.at_least(blocks * sums));
             }
         }
-        pool.split(
-            blocks,
-            BLOCKS_IN_PIECE.max(blocks.div_ceil(64 * pool.threads())),
-            &|piece: Range<usize>, _| {
-                let by = |n: usize| piece.start * n..piece.end * n;
-                // SAFETY: pieces do not overlap, and each block has its own elements in every buffer.
-                let out = unsafe {
-                    Quantised {
-                        codes: codes.part(by(BLOCK_COLS)),
-                        scale: scale.part(by(1)),
-                        scaled_sum: scaled_sum.part(by(1)),
-                        scaled_half_sums: scaled_half_sums.part(by(halves)),
-                        starts: std::array::from_fn(|kind| match wanted[kind] {
-                            true => starts[kind].part(by(STARTS[kind].1)),
-                            false => &mut [],
-                        }),
-                    }
-                };
-                quantise_blocks(isa, &input[by(BLOCK_COLS)], out);
-            },
-        );
+        let unit = input.unit(cols) / BLOCK_COLS;
+        let least = BLOCKS_IN_PIECE / input.cost();
+        let grain = least.max(blocks.div_ceil(64 * pool.threads())).div_ceil(unit);
+        pool.split(blocks / unit, grain, &|units: Range<usize>, _| {
+            let own = units.start * unit..units.end * unit;
+            let by = |n: usize| own.start * n..own.end * n;
+            // SAFETY: pieces do not overlap, and each block has its own elements in every buffer.
+            let out = unsafe {
+                Quantised {
+                    codes: codes.part(by(BLOCK_COLS)),
+                    scale: scale.part(by(1)),
+                    scaled_sum: scaled_sum.part(by(1)),
+                    scaled_half_sums: scaled_half_sums.part(by(halves)),
+                    starts: std::array::from_fn(|kind| match wanted[kind] {
+                        true => starts[kind].part(by(STARTS[kind].1)),
+                        false => &mut [],
+                    }),
+                }
+            };
+            simd::dispatch(isa, Each { input, cols, own: by(BLOCK_COLS), sink: out });
+        });
     }
 
-    /// The quantised rows, and each thread's staging of `m * 32` outputs and `decoded_bytes` for a decoded group.
+    /// The quantised rows, and each thread's staging of `m * 32` outputs, `decoded_bytes` for a decoded group and `sums`
+    /// outputs.
     pub(super) fn for_kernels(
         &mut self,
         threads: usize,
         m: usize,
         decoded_bytes: usize,
-    ) -> (RowsOfFormats, Shared<'_, f32>, Shared<'_, u8>) {
+        sums: usize,
+    ) -> (RowsOfFormats, Buffers<'_>) {
         let rows = RowsOfFormats {
             codes: self.codes.as_ptr(),
             scale: self.scale.as_ptr(),
@@ -128,9 +144,20 @@ impl RowsScratch {
             scaled_half_sums: self.scaled_half_sums.as_ptr(),
             starts: std::array::from_fn(|kind| self.starts[kind].as_ptr()),
         };
-        let staging = Shared::new(self.staging.at_least(threads * m * GROUP_ROWS));
-        (rows, staging, Shared::new(self.decoded.at_least(threads * decoded_bytes)))
+        let buffers = Buffers {
+            staging: Shared::new(self.staging.at_least(threads * m * GROUP_ROWS)),
+            decoded: Shared::new(self.decoded.at_least(threads * decoded_bytes)),
+            sums: Shared::new(self.sums.at_least(threads * sums)),
+        };
+        (rows, buffers)
     }
+}
+
+/// What the threads of a call write besides their outputs: each its own part.
+pub(super) struct Buffers<'a> {
+    pub(super) staging: Shared<'a, f32>,
+    pub(super) decoded: Shared<'a, u8>,
+    pub(super) sums: Shared<'a, f32>,
 }
 
 /// The quantised rows of a call, for any of its formats. Valid until the scratch grows or is quantised into again.
@@ -197,66 +224,113 @@ pub(super) struct Quantised<'a> {
     starts: [&'a mut [i32]; STARTS.len()],
 }
 
-fn quantise_blocks(isa: Isa, input: &[f32], out: Quantised<'_>) {
-    match isa {
-        Isa::Scalar => quantise_plain(input, out),
-        // SAFETY: `multiply` has checked that the machine has the instruction set.
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => unsafe { super::avx2::quantise(input, out) },
-        // SAFETY: as above.
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => unsafe { super::avx512::quantise(input, out) },
-        #[cfg(not(target_arch = "x86_64"))]
-        _ => unreachable!("{} is not supported here", isa.name()),
+/// Makes rows in a buffer of their own: for formats whose kernels read f32.
+pub(super) fn make<'b>(
+    pool: &Pool,
+    isa: Isa,
+    input: Input<'_>,
+    (rows, cols): (usize, usize),
+    buffer: &'b mut Grown<f32>,
+) -> &'b [f32] {
+    let unit = input.unit(cols);
+    let made = Shared::new(buffer.at_least(rows * cols));
+    let grain = (BLOCKS_IN_PIECE * BLOCK_COLS / input.cost()).div_ceil(unit);
+    pool.split(rows * cols / unit, grain, &|units, _| {
+        let own = units.start * unit..units.end * unit;
+        // SAFETY: the pool hands out each unit once.
+        let part = unsafe { made.part(own.clone()) };
+        simd::dispatch(isa, Each { input, cols, own, sink: Copied(part) });
+    });
+    buffer.at_least(rows * cols)
+}
+
+/// A part of the rows on its way to `sink`.
+struct Each<'a, T> {
+    input: Input<'a>,
+    cols: usize,
+    own: Range<usize>,
+    sink: T,
+}
+
+impl<T: Sink> Kernel for Each<'_, T> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        self.input.each(s, self.cols, self.own, &mut self.sink);
     }
 }
 
-/// The body that every instruction set compiles for itself.
-#[inline(always)]
-pub(super) fn quantise_plain(input: &[f32], out: Quantised<'_>) {
-    let Quantised { codes, scale, scaled_sum, scaled_half_sums, mut starts } = out;
-    let (input, codes) = (input.as_chunks::<BLOCK_COLS>().0, codes.as_chunks_mut::<BLOCK_COLS>().0);
-    for (b, (x, q)) in input.iter().zip(codes).enumerate() {
-        let top = x.iter().fold(0, |top: i32, v| top.max((v.to_bits() & 0x7fff_ffff).cast_signed()));
-        let magnitude = f32::from_bits(top.cast_unsigned());
-        let usable = magnitude.is_finite() && magnitude >= SMALLEST_MAGNITUDE;
-        let factor = if usable { 127.0 / magnitude } else { 0.0 };
-        // An array at a time: one loop over codes and sums together is not turned into vector instructions.
-        let x = if usable { x } else { &[0.0; BLOCK_COLS] };
-        let mut rounded = [0i32; BLOCK_COLS];
-        for (r, v) in rounded.iter_mut().zip(x) {
-            *r = (v * factor + ROUNDER).to_bits().wrapping_sub(ROUNDER.to_bits()).cast_signed();
+impl Sink for Quantised<'_> {
+    /// Whole blocks.
+    #[inline(always)]
+    fn take<S: Simd>(&mut self, s: S, values: &[f32]) {
+        for x in values.as_chunks::<BLOCK_COLS>().0 {
+            self.block(s, x);
         }
-        for (code, r) in q.iter_mut().zip(&rounded) {
-            *code = *r as i8;
+    }
+}
+
+impl Quantised<'_> {
+    /// Rounds the next block.
+    #[inline(always)]
+    fn block<S: Simd>(&mut self, s: S, x: &[f32; BLOCK_COLS]) {
+        let [low, high] = halves_of(x).map(|half| s.load(half));
+        let magnitude = s.reduce_max(s.max(s.abs(low), s.abs(high)));
+        let is_usable = magnitude >= SMALLEST_MAGNITUDE;
+        let (factor, rounder) = (s.splat(127.0 / magnitude), s.splat(ROUNDER));
+        let [low, high] = [low, high].map(|half| s.add(s.mul(half, factor), rounder));
+        // Sums of whole numbers below 2^24, exact in any order. An infinity times the factor 0 and a NaN, which `max` may
+        // lose, give NaN.
+        let sums = [low, high].map(|half| s.reduce_add(s.sub(half, rounder)));
+        if !is_usable || sums[0].is_nan() || sums[1].is_nan() {
+            return self.unusable_block(x);
         }
-        let mut sums = [0i32; 2];
-        for (sum, half) in sums.iter_mut().zip(rounded.chunks_exact(BLOCK_COLS / 2)) {
-            *sum = half.iter().sum();
+        let codes = next(&mut self.codes, BLOCK_COLS).as_chunks_mut::<LANES>().0;
+        for (codes, half) in codes.iter_mut().zip([low, high]) {
+            // The low byte of the rounder is 0.
+            s.store_low_bytes(s.bits(half), codes);
         }
-        let step = match (magnitude.is_finite(), usable) {
-            (true, true) => magnitude / 127.0,
-            (true, false) => 0.0,
-            (false, _) => f32::NAN,
-        };
-        scale[b] = step;
-        scaled_sum[b] = step * (sums[0] + sums[1]) as f32;
-        if !scaled_half_sums.is_empty() {
-            scaled_half_sums[2 * b] = step * sums[0] as f32;
-            scaled_half_sums[2 * b + 1] = step * sums[1] as f32;
+        self.put_scale(magnitude / 127.0, sums);
+    }
+
+    /// A block that is 0 or not finite.
+    #[cold]
+    fn unusable_block(&mut self, x: &[f32; BLOCK_COLS]) {
+        next(&mut self.codes, BLOCK_COLS).fill(0);
+        let is_finite = x.iter().all(|v| v.is_finite());
+        self.put_scale(if is_finite { 0.0 } else { f32::NAN }, [0.0; 2]);
+    }
+
+    /// `step` is the scale; `sums` are those of the codes of either half.
+    #[inline(always)]
+    fn put_scale(&mut self, step: f32, sums: [f32; 2]) {
+        next(&mut self.scale, 1)[0] = step;
+        next(&mut self.scaled_sum, 1)[0] = step * (sums[0] + sums[1]);
+        if !self.scaled_half_sums.is_empty() {
+            next(&mut self.scaled_half_sums, 2).copy_from_slice(&sums.map(|sum| step * sum));
         }
-        for (start, (offset, count)) in starts.iter_mut().zip(STARTS) {
+        let sums = sums.map(|sum| sum as i32);
+        for (start, (offset, count)) in self.starts.iter_mut().zip(STARTS) {
             if start.is_empty() {
                 continue;
             }
-            if count == 2 {
-                start[2 * b] = -offset * sums[0];
-                start[2 * b + 1] = -offset * sums[1];
-            } else {
-                start[b] = -offset * (sums[0] + sums[1]);
+            match count {
+                2 => next(start, 2).copy_from_slice(&sums.map(|sum| -offset * sum)),
+                _ => next(start, 1)[0] = -offset * (sums[0] + sums[1]),
             }
         }
     }
+}
+
+fn halves_of(x: &[f32; BLOCK_COLS]) -> [&[f32; LANES]; 2] {
+    let (halves, _) = x.as_chunks();
+    [&halves[0], &halves[1]]
+}
+
+/// Takes the first `len` elements off `rest`.
+#[inline(always)]
+fn next<'a, T>(rest: &mut &'a mut [T], len: usize) -> &'a mut [T] {
+    rest.split_off_mut(..len).expect("room for every block")
 }
 
 /// A buffer that only grows; its contents do not survive that.
@@ -297,7 +371,7 @@ pub(super) mod tests {
         starts: [Vec<i32>; STARTS.len()],
     }
 
-    fn quantised(input: &[f32]) -> Owned {
+    fn quantised(isa: Isa, input: &[f32]) -> Owned {
         let blocks = input.len() / BLOCK_COLS;
         let mut out = Owned {
             codes: vec![0; input.len()],
@@ -306,28 +380,60 @@ pub(super) mod tests {
             scaled_half_sums: vec![0.0; 2 * blocks],
             starts: STARTS.map(|(_, sums)| vec![0; blocks * sums]),
         };
-        quantise_plain(
-            input,
-            Quantised {
-                codes: &mut out.codes,
-                scale: &mut out.scale,
-                scaled_sum: &mut out.scaled_sum,
-                scaled_half_sums: &mut out.scaled_half_sums,
-                starts: out.starts.each_mut().map(Vec::as_mut_slice),
-            },
-        );
+        let sink = Quantised {
+            codes: &mut out.codes,
+            scale: &mut out.scale,
+            scaled_sum: &mut out.scaled_sum,
+            scaled_half_sums: &mut out.scaled_half_sums,
+            starts: out.starts.each_mut().map(Vec::as_mut_slice),
+        };
+        let input = Input::Rows(input);
+        simd::dispatch(isa, Each { input, cols: BLOCK_COLS, own: 0..blocks * BLOCK_COLS, sink });
         out
+    }
+
+    /// The twin: the module's header, word for word.
+    fn by_the_book(input: &[f32]) -> Owned {
+        let blocks = input.chunks_exact(BLOCK_COLS);
+        let block = |x: &[f32]| {
+            let magnitude = x.iter().fold(0.0, |most: f32, v| most.max(v.abs()));
+            let is_finite = x.iter().all(|v| v.is_finite());
+            if !is_finite || magnitude < SMALLEST_MAGNITUDE {
+                return (if is_finite { 0.0 } else { f32::NAN }, vec![0; BLOCK_COLS]);
+            }
+            let code = |v: &f32| (v * (127.0 / magnitude)).round_ties_even() as i8;
+            (magnitude / 127.0, x.iter().map(code).collect())
+        };
+        let (scale, codes): (Vec<f32>, Vec<Vec<i8>>) = blocks.map(block).unzip();
+        let codes = codes.concat();
+        let sums = |len: usize| -> Vec<i32> {
+            codes.chunks_exact(len).map(|codes| codes.iter().map(|&q| i32::from(q)).sum()).collect()
+        };
+        let (whole, halves) = (sums(BLOCK_COLS), sums(BLOCK_COLS / 2));
+        let scaled = |sums: &[i32], count: usize| -> Vec<f32> {
+            sums.iter().enumerate().map(|(i, &sum)| scale[i / count] * sum as f32).collect()
+        };
+        Owned {
+            scaled_sum: scaled(&whole, 1),
+            scaled_half_sums: scaled(&halves, 2),
+            starts: STARTS.map(|(offset, count)| {
+                let sums = if count == 2 { &halves } else { &whole };
+                sums.iter().map(|sum| -offset * sum).collect()
+            }),
+            codes,
+            scale,
+        }
     }
 
     /// Activations after the rounding.
     pub(in super::super) fn rounded(input: &[f32]) -> Vec<f32> {
-        let Owned { codes, scale, .. } = quantised(input);
+        let Owned { codes, scale, .. } = by_the_book(input);
         codes.iter().enumerate().map(|(i, &q)| f32::from(q) * scale[i / BLOCK_COLS]).collect()
     }
 
     /// The first bytes of the room for decoded groups.
     pub(in super::super) fn decoded(scratch: &mut RowsScratch, len: usize) -> &mut [u8] {
-        scratch.decoded.at_least(len)
+        scratch.kernels.decoded.at_least(len)
     }
 
     #[test]
@@ -335,24 +441,61 @@ pub(super) mod tests {
         let mut input = vec![0.0f32; 32];
         input[..6].copy_from_slice(&[127.0, -127.0, 0.5, 1.5, -2.5, 63.49]);
         input[20] = 40.0;
-        let Owned { codes, scale, scaled_sum, scaled_half_sums, starts } = quantised(&input);
-        assert_eq!(codes[..6], [127, -127, 0, 2, -2, 63]);
-        assert_eq!((scale, scaled_sum, scaled_half_sums), (vec![1.0], vec![103.0], vec![63.0, 40.0]));
-        let halves = |offset: i32| vec![-offset * 63, -offset * 40];
-        let wanted =
-            STARTS.map(|(offset, sums)| if sums == 1 { vec![-offset * 103] } else { halves(offset) });
-        assert_eq!(starts, wanted);
+        for isa in Isa::available() {
+            let Owned { codes, scale, scaled_sum, scaled_half_sums, starts } = quantised(isa, &input);
+            assert_eq!(codes[..6], [127, -127, 0, 2, -2, 63]);
+            assert_eq!((scale, scaled_sum, scaled_half_sums), (vec![1.0], vec![103.0], vec![63.0, 40.0]));
+            let halves = |offset: i32| vec![-offset * 63, -offset * 40];
+            let wanted =
+                STARTS.map(|(offset, sums)| if sums == 1 { vec![-offset * 103] } else { halves(offset) });
+            assert_eq!(starts, wanted);
+        }
     }
 
     #[test]
     fn extremes_stay_in_range() {
-        for magnitude in [f32::MAX, 1e30, 1.0, 1e-30, 1e-36, 1e-37, f32::from_bits(1), 0.0] {
-            let input: Vec<f32> = (0..32).map(|i| magnitude * ((i as f32 - 16.0) / 16.0)).collect();
-            let Owned { codes, scale, .. } = quantised(&input);
-            assert!(codes.iter().all(|&q| q >= -127) && scale[0].is_finite(), "{magnitude}");
-            assert_eq!(codes[0], if magnitude >= 1e-36 { -127 } else { 0 }, "{magnitude}");
+        for isa in Isa::available() {
+            for magnitude in [f32::MAX, 1e30, 1.0, 1e-30, 1e-36, 1e-37, f32::from_bits(1), 0.0] {
+                let input: Vec<f32> = (0..32).map(|i| magnitude * ((i as f32 - 16.0) / 16.0)).collect();
+                let Owned { codes, scale, .. } = quantised(isa, &input);
+                assert!(codes.iter().all(|&q| q >= -127) && scale[0].is_finite(), "{magnitude}");
+                assert_eq!(codes[0], if magnitude >= 1e-36 { -127 } else { 0 }, "{magnitude}");
+            }
         }
-        let Owned { codes, scale, .. } = quantised(&[f32::NAN; 32]);
-        assert!(codes.iter().all(|&q| q == 0) && scale[0].is_nan());
+    }
+
+    #[test]
+    fn every_instruction_set_rounds_by_the_book() {
+        let mut state = 12345u32;
+        let mut random = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 24) as f32 - 0.5
+        };
+        let mut input: Vec<f32> = (0..64 * BLOCK_COLS).map(|_| random() * random() * 8.0).collect();
+        for (block, x) in input.chunks_exact_mut(BLOCK_COLS).enumerate() {
+            let place = block % BLOCK_COLS;
+            match block % 8 {
+                0 => x[place] = f32::NAN,
+                1 => x[place] = f32::INFINITY,
+                2 => x[place] = f32::NEG_INFINITY,
+                3 => x.iter_mut().for_each(|v| *v *= 1e-37),
+                // Halves, which round to even.
+                4 => x.iter_mut().for_each(|v| *v = (*v * 8.0).round() + 0.5),
+                5 => x.fill(if place == 5 { f32::NAN } else { 0.0 }),
+                _ => {}
+            }
+        }
+        let want = by_the_book(&input);
+        let bits = |values: &[f32]| -> Vec<u32> {
+            values.iter().map(|v| if v.is_nan() { f32::NAN.to_bits() } else { v.to_bits() }).collect()
+        };
+        for isa in Isa::available() {
+            let got = quantised(isa, &input);
+            assert_eq!(got.codes, want.codes, "{}", isa.name());
+            assert_eq!(bits(&got.scale), bits(&want.scale), "{}", isa.name());
+            assert_eq!(bits(&got.scaled_sum), bits(&want.scaled_sum), "{}", isa.name());
+            assert_eq!(bits(&got.scaled_half_sums), bits(&want.scaled_half_sums), "{}", isa.name());
+            assert_eq!(got.starts, want.starts, "{}", isa.name());
+        }
     }
 }

@@ -1,7 +1,11 @@
 //! Every instruction set, shape and thread count against the scalar twin, to the bit; the twin against f64.
 
 use super::*;
-use crate::{backend::WeightSource, blocks};
+use crate::{
+    backend::{Activation, WeightSource},
+    blocks,
+    cpu::ops,
+};
 use proptest::prelude::*;
 use std::ops::Range;
 
@@ -149,9 +153,9 @@ fn ranged_product(
     let mut buffers: Vec<_> = weights.iter().map(|w| vec![SENTINEL; len(w)]).collect();
     let terms = weights.iter().zip(&mut buffers).map(|((weight, rows), buffer)| {
         let end = buffer.len() - SENTINELS;
-        Term { weight, rows: rows.clone(), output: &mut buffer[SENTINELS..end] }
+        Term { weight, rows: rows.clone(), finish: Finish::NONE, output: &mut buffer[SENTINELS..end] }
     });
-    multiply(pool, isa, input, cols, terms, scratch);
+    multiply(pool, isa, Input::Rows(input), cols, terms, scratch);
     for buffer in &mut buffers {
         let after = buffer.split_off(buffer.len() - SENTINELS);
         let before = buffer.drain(..SENTINELS);
@@ -404,7 +408,7 @@ fn every_group_is_in_one_piece() {
         let mut outputs: Vec<_> =
             terms.iter().map(|(weight, rows)| vec![0f32; weight.rows() * rows]).collect();
         for ((weight, rows), output) in terms.iter().zip(&mut outputs) {
-            line.push(Term { weight, rows: 0..*rows, output }, many, 96);
+            line.push(Term { weight, rows: 0..*rows, finish: Finish::NONE, output }, many, 96);
         }
         let spread = line.spread();
         for grain in [1, 7, spread.grain, spread.items] {
@@ -533,5 +537,66 @@ fn matrices_packed_together_are_those_packed_alone() {
         sources[4].bytes = &files[4][1..];
         let error = PackedWeight::pack_all(&Pool::new(1), Isa::best(), &sources).err().unwrap();
         assert!(matches!(error, (4, PackError::WrongSize { .. })), "{error:?}");
+    }
+}
+
+/// Input that is made on the way, and outputs that are finished on theirs, have the bits of passes over whole tensors.
+#[test]
+fn made_input_and_finished_outputs_are_as_in_passes_of_their_own() {
+    const ROWS: usize = 37;
+    let mut random = Random(21);
+    let formats = [BlockFormat::Q4_0, BlockFormat::Q6_K, BlockFormat::IQ4_XS, BlockFormat::F16];
+    let pools = [1, 2, 3].map(Pool::new);
+    // More than one piece of made values, whole groups and a partial one, more groups than are kept to be added.
+    for (cols, outputs) in [(768, 70), (256, 1100)] {
+        let matrices =
+            formats.map(|format| Matrix::random(&mut random, Isa::best(), format, outputs, cols).packed);
+        let [rows, others] = [(); 2].map(|()| random.activations(ROWS * cols));
+        let weight = random.activations(cols);
+        let [bias, residual] = [outputs, ROWS * outputs].map(|len| random.activations(len));
+        let norm = ops::Norm { weight: &weight, epsilon: 1e-5 };
+        let silu = Activation::Silu;
+        let picks: Vec<u32> = (0..ROWS as u32).map(|row| (row * 7) % 5).collect();
+        let mut normed = rows.clone();
+        ops::rms_norm_in_place(&pools[0], Isa::Scalar, &mut normed, norm);
+        let mut gated = rows.clone();
+        ops::gated(&pools[0], Isa::Scalar, &mut gated, &others, silu);
+        let picked: Vec<f32> =
+            picks.iter().flat_map(|&p| &rows[p as usize * cols..][..cols]).copied().collect();
+        for (input, made) in [
+            (Input::Rows(&rows), &rows),
+            (Input::Picked { rows: &rows, picks: &picks }, &picked),
+            (Input::Normed { rows: &rows, norm }, &normed),
+            (Input::Gated { gate: &rows, up: &others, activation: silu }, &gated),
+        ] {
+            let want: Vec<_> = matrices.iter().map(|matrix| twin(matrix, made)).collect();
+            for (scale, bias, added) in
+                [(1.0, None, None), (0.7, Some(&bias), None), (0.7, Some(&bias), Some(0.3))]
+            {
+                let finish = Finish { scale, bias: bias.map(Vec::as_slice), added };
+                let want: Vec<_> = want
+                    .iter()
+                    .map(|product| {
+                        let values = product.iter().enumerate().map(|(i, x)| {
+                            let y = x * scale + bias.map_or(0.0, |bias| bias[i % outputs]);
+                            added.map_or(y, |factor| residual[i] + factor * y)
+                        });
+                        bits(&values.collect::<Vec<_>>())
+                    })
+                    .collect();
+                for (pool, isa) in
+                    pools.iter().flat_map(|p| Isa::available().into_iter().map(move |isa| (p, isa)))
+                {
+                    let mut scratch = RowsScratch::new();
+                    let mut got = vec![residual.clone(); matrices.len()];
+                    let terms = matrices.iter().zip(&mut got);
+                    let terms = terms.map(|(weight, output)| Term { weight, rows: 0..ROWS, finish, output });
+                    multiply(pool, isa, input, cols, terms, &mut scratch);
+                    for ((got, want), format) in got.iter().zip(&want).zip(formats) {
+                        assert!(bits(got) == *want, "{} {format} {finish:?} {cols} x {outputs}", isa.name());
+                    }
+                }
+            }
+        }
     }
 }

@@ -163,15 +163,13 @@ fn softcap_matches_f64() {
 fn sums_and_scales_are_exact() {
     for len in [0, 1, 15, 16, 100, 40_000] {
         let (x, y) = (noise(1, len, 3.0), noise(2, len, 3.0));
-        let got = everywhere(&x, |pool, isa, x| add(pool, isa, x, &y));
-        assert!(got.iter().zip(x.iter().zip(&y)).all(|(g, (x, y))| *g == x + y));
+        for factor in [1.0, 0.22] {
+            let got = everywhere(&x, |pool, isa, x| add(pool, isa, x, &y, factor));
+            assert!(got.iter().zip(x.iter().zip(&y)).all(|(g, (x, y))| *g == x + factor * y));
+        }
         let got = everywhere(&x, |pool, isa, x| scale(pool, isa, x, 1.7));
         assert!(got.iter().zip(&x).all(|(g, x)| *g == x * 1.7));
     }
-    let (rows, cols) = (700, 53);
-    let (x, bias) = (noise(1, rows * cols, 3.0), noise(2, cols, 3.0));
-    let got = everywhere(&x, |pool, isa, x| add_bias(pool, isa, x, &bias));
-    assert!(got.iter().enumerate().all(|(i, g)| *g == x[i] + bias[i % cols]));
 }
 
 #[test]
@@ -190,6 +188,12 @@ fn norms_match_f64_in_place_and_out_of_place() {
             row.iter().zip(&weight).map(move |(&x, &w)| f64::from(x) * factor * f64::from(w))
         });
         assert_close(&got, want, ROW_TOLERANCE, |_| 0.0);
+        let residual = noise(3, rows * cols, 2.0);
+        for factor in [1.0, 0.22] {
+            let sums = everywhere(&residual, |pool, isa, r| add_normed(pool, isa, r, &x, norm, factor));
+            let parts = residual.iter().zip(&got);
+            assert!(sums.iter().zip(parts).all(|(sum, (r, normed))| *sum == r + normed * factor));
+        }
     }
 }
 
@@ -210,15 +214,14 @@ fn ropes_match_f64_and_depend_on_the_position_only() {
         x.copy_within(7 * width..8 * width, 8 * width);
         for style in [RopeStyle::Neox, RopeStyle::Interleaved] {
             let rotated = |pool: &Pool, isa, x: &mut [f32], positions: &[usize]| {
-                let mut tables = RopeTables::new(rotary_dim, base, freq_scale, Some(&factors), attn_factor);
-                for _ in 0..2 {
-                    // The second time from the kept table: back to the start by way of a copy.
-                    let mut copy = x.to_vec();
-                    let params = RopeParams { rotary_dim, style, tables: &mut tables };
-                    rope(pool, isa, &mut copy, head_dim, positions, params);
-                }
-                let params = RopeParams { rotary_dim, style, tables: &mut tables };
-                rope(pool, isa, x, head_dim, positions, params);
+                let mut tables =
+                    RopeTables::new(style, rotary_dim, base, freq_scale, Some(&factors), attn_factor);
+                let mut turn = |x: &mut [f32]| {
+                    turn_heads(pool, isa, [Heads { x, norm: None }], head_dim, positions, Some(&mut tables));
+                };
+                // The second time from the kept table.
+                turn(&mut x.to_vec());
+                turn(x);
             };
             let got = everywhere(&x, |pool, isa, x| rotated(pool, isa, x, &positions));
             assert_eq!(got[7 * width..8 * width], got[8 * width..]);
@@ -241,6 +244,39 @@ fn ropes_match_f64_and_depend_on_the_position_only() {
                 f64::from(attn_factor) * if first { own * cos - other * sin } else { own * cos + other * sin }
             });
             assert_close(&got, want, ROW_TOLERANCE, |_| 1.0);
+        }
+    }
+}
+
+#[test]
+fn heads_are_normed_and_then_turned() {
+    let (head_dim, rows) = (48, 70);
+    let positions: Vec<usize> = (0..rows).map(|row| row * 37).collect();
+    let widths = [5 * head_dim, 2 * head_dim];
+    let tensors = widths.map(|width| noise(width as u32, rows * width, 2.0));
+    // A norm of heads, a norm of the row, none.
+    for lens in [[Some(head_dim), Some(widths[1])], [Some(widths[0]), None], [None, None]] {
+        let weights = lens.map(|len| noise(7, len.unwrap_or(0), 1.0));
+        let norms = [0, 1].map(|i| lens[i].map(|_| Norm { weight: &weights[i], epsilon: 1e-6 }));
+        for rope in [None, Some(RopeStyle::Neox), Some(RopeStyle::Interleaved)] {
+            let tables = || rope.map(|style| RopeTables::new(style, 40, 1e4, 1.0, None, 1.0));
+            // One after the other, in passes of their own.
+            let want = [0, 1].map(|i| {
+                let (pool, mut x) = (Pool::new(1), tensors[i].clone());
+                if let Some(norm) = norms[i] {
+                    rms_norm_in_place(&pool, Isa::Scalar, &mut x, norm);
+                }
+                let heads = [Heads { x: &mut x, norm: None }];
+                turn_heads(&pool, Isa::Scalar, heads, head_dim, &positions, tables().as_mut());
+                x
+            });
+            everywhere(&[], |pool, isa, _| {
+                let mut got = tensors.clone();
+                let [q, k] = &mut got;
+                let heads = [Heads { x: q, norm: norms[0] }, Heads { x: k, norm: norms[1] }];
+                turn_heads(pool, isa, heads, head_dim, &positions, tables().as_mut());
+                assert_eq!(got, want, "{} {rope:?} {lens:?}", isa.name());
+            });
         }
     }
 }

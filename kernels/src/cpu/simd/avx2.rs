@@ -115,6 +115,8 @@ impl Simd for Avx2 {
             _mm256_blendv_ps(y.0, x.0, _mm256_cmp_ps::<_CMP_LT_OQ>(a.0, b.0)),
             _mm256_blendv_ps(y.1, x.1, _mm256_cmp_ps::<_CMP_LT_OQ>(a.1, b.1)),
         );
+        even_twice(a: F) -> F = Halves(_mm256_moveldup_ps(a.0), _mm256_moveldup_ps(a.1));
+        odd_twice(a: F) -> F = Halves(_mm256_movehdup_ps(a.0), _mm256_movehdup_ps(a.1));
         reduce_add(a: F) -> f32 = {
             let a = _mm256_add_ps(a.0, a.1);
             let a = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
@@ -140,6 +142,15 @@ impl Simd for Avx2 {
             // The pack interleaves 128-bit lanes; the permutation puts them back in order.
             let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(x.0, x.1));
             _mm256_storeu_si256(to.as_mut_ptr().cast(), packed)
+        };
+        store_low_bytes(x: I, to: &mut [i8; LANES]) -> () = {
+            let low = _mm256_set1_epi32(0xff);
+            // Words of both halves, then bytes; the packs interleave 128-bit lanes, which the permutation undoes.
+            let words = _mm256_packus_epi32(_mm256_and_si256(x.0, low), _mm256_and_si256(x.1, low));
+            let bytes = _mm256_packus_epi16(words, words);
+            let order = _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5);
+            let bytes = _mm256_castsi256_si128(_mm256_permutevar8x32_epi32(bytes, order));
+            _mm_storeu_si128(to.as_mut_ptr().cast(), bytes)
         };
         add_i(a: I, b: I) -> I = Halves(_mm256_add_epi32(a.0, b.0), _mm256_add_epi32(a.1, b.1));
         dot_pairs(acc: I, a: I, b: I) -> I = Halves(

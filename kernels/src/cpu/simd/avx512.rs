@@ -68,6 +68,8 @@ impl Simd for Avx512 {
         select_less(a: F, b: F, x: F, y: F) -> F =
             _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(a, b), x, y);
         select_bits(keep: u16, x: F, y: F) -> F = _mm512_mask_blend_ps(keep, y, x);
+        even_twice(a: F) -> F = _mm512_moveldup_ps(a);
+        odd_twice(a: F) -> F = _mm512_movehdup_ps(a);
         reduce_add(a: F) -> f32 = {
             let a = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps::<1>(a));
             let a = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
@@ -86,6 +88,8 @@ impl Simd for Avx512 {
             _mm512_cvtepi8_epi16(_mm256_loadu_si256(from.as_ptr().cast()));
         store_i16(x: I, to: &mut [i16; LANES]) -> () =
             _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(x));
+        store_low_bytes(x: I, to: &mut [i8; LANES]) -> () =
+            _mm_storeu_si128(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(x));
         add_i(a: I, b: I) -> I = _mm512_add_epi32(a, b);
         dot_pairs(acc: I, a: I, b: I) -> I = _mm512_dpwssd_epi32(acc, a, b);
         table(table: &[i32; LANES], index: I) -> I =

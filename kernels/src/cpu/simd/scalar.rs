@@ -106,6 +106,14 @@ impl Simd for Scalar {
         std::array::from_fn(|i| if keep >> i & 1 == 1 { x[i] } else { y[i] })
     }
     #[inline(always)]
+    fn even_twice(self, a: F) -> F {
+        std::array::from_fn(|i| a[i & !1])
+    }
+    #[inline(always)]
+    fn odd_twice(self, a: F) -> F {
+        std::array::from_fn(|i| a[i | 1])
+    }
+    #[inline(always)]
     fn reduce_add(self, a: F) -> f32 {
         tree(a, |a, b| a + b)
     }
@@ -128,6 +136,10 @@ impl Simd for Scalar {
     #[inline(always)]
     fn store_i16(self, x: I, to: &mut [i16; LANES]) {
         *to = x.map(|v| v as i16);
+    }
+    #[inline(always)]
+    fn store_low_bytes(self, x: I, to: &mut [i8; LANES]) {
+        *to = x.map(|v| v as i8);
     }
     #[inline(always)]
     fn add_i(self, a: I, b: I) -> I {
