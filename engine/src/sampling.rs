@@ -147,7 +147,7 @@ impl Sampler {
                 *logit = f32::NEG_INFINITY;
             }
         }
-        let max = distribution::maximum(logits);
+        let max = self.distribution.read(logits);
         self.was_degenerate = max == f32::NEG_INFINITY;
         let token = if self.was_degenerate { 0 } else { self.choose(logits, max, position) };
         self.remember(token);
@@ -172,7 +172,7 @@ impl Sampler {
         };
         if temperature < GREEDY_BELOW || params.top_k == 1 {
             self.follow(0.0);
-            return distribution::first_at(logits, max);
+            return self.distribution.first_at(logits, max);
         }
         let filters =
             Filters { temperature, top_k: params.top_k as usize, top_p: params.top_p, min_p: params.min_p };

@@ -1,4 +1,4 @@
-//! The CPU backend: thread pool, instruction sets, packed products, attention over paged KV, expert routing.
+//! The CPU backend: thread pool, instruction sets, packed products, attention over paged KV, expert routing, passes over logits.
 
 mod affinity;
 pub mod attention;
@@ -13,6 +13,7 @@ pub mod ops;
 pub mod pool;
 mod share;
 pub(crate) mod simd;
+pub mod vocabulary;
 
 pub use affinity::CoreError;
 pub use backend::{CpuBackend, Tensor};

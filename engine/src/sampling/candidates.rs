@@ -5,7 +5,7 @@
 
 use std::cmp::Ordering;
 
-use super::distribution::weight;
+use zllm_kernels::cpu::vocabulary::weight;
 
 /// A token that may be drawn.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,28 +1,25 @@
 //! One draw from a row of logits: temperature, top-k, top-p, min-p and the choice, without sorting the vocabulary.
 //!
 //! Each token gets a likelihood `exp((logit - max) / temperature)` in [0, 1] (written over its logit) and an integer
-//! weight, the likelihood in units of 2^-40. A histogram over the likelihood's leading bits holds counts and weights;
-//! a filter finds the bucket where its limit falls and sorts that one bucket alone. Since sums are integers, no order
-//! of addition can change them. Tokens less likely than 2^-41 of the most likely one have weight 0 and are never drawn:
-//! with 2^18 tokens they add up to less than one draw in eight million.
+//! weight, the likelihood in units of 2^-40. A histogram over the likelihood's leading bits holds the weights; a filter
+//! finds the bucket where its limit falls and sorts that one bucket alone. Since sums are integers, no order of addition
+//! can change them. Tokens less likely than 2^-41 of the most likely one have weight 0 and are never drawn: with 2^18
+//! tokens they add up to less than one draw in eight million.
 //!
-//! Rank is (likelihood descending, id ascending) throughout. With top-k, blocks of tokens that cannot reach the top k
-//! are skipped altogether.
+//! Rank is (likelihood descending, id ascending) throughout. Blocks of tokens that top-k, or min-p without top-p, leaves out
+//! as a whole are skipped. The passes over all of a row are the kernels', in the processor's best instructions.
 
-use super::candidates::Candidate;
+use std::ops::Range;
 
-/// Tokens per block; blocks whose maximum is out of reach are skipped.
-const BLOCK: usize = 64;
-/// Weight of the most likely token.
-const UNIT: f64 = (1u64 << 40) as f64;
-/// f64 has whole numbers alone from here to 2^53, so adding it rounds, and the sum's low bits are the integer.
-const ROUNDER: f64 = (1u64 << 52) as f64;
-/// Below exp(-30) a weight rounds to 0.
-pub(super) const LOWEST_EXPONENT: f32 = -30.0;
-/// Likelihood bits below a bucket: 32 buckets an octave.
-const BUCKET_SHIFT: u32 = 18;
-/// Buckets from a likelihood of 1 down past exp(-30) > 2^-44.
-const BUCKETS: usize = 44 * 32 + 1;
+use zllm_kernels::cpu::{
+    isa::Isa,
+    vocabulary::{self, BLOCK, BUCKET_LANES, BUCKETS, Histogram, LOWEST_EXPONENT, bucket_of, weight},
+};
+
+use super::{candidates::Candidate, math};
+
+/// How far below min-p, in likelihood's logarithm, a block may be skipped: more than a likelihood is off.
+const MIN_P_MARGIN: f32 = 0.01;
 
 /// What [`Distribution::draw`] keeps of a row. `temperature` is positive; `top_k` 0 is off.
 #[derive(Debug, Clone, Copy)]
@@ -33,10 +30,11 @@ pub(super) struct Filters {
     pub(super) min_p: f32,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
-struct Bucket {
-    count: usize,
-    weight: u64,
+/// What a limit counts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Measure {
+    Tokens,
+    Weight,
 }
 
 /// A token is kept if it ranks no lower than this.
@@ -52,21 +50,55 @@ impl Cut {
     }
 }
 
-/// Buffers of a draw, kept between draws; their content does not matter to the next. Room for a whole row is reserved at the
-/// first, so that no later one allocates; what is not used is not touched.
-#[derive(Debug, Clone, Default)]
+/// Buffers of a draw, kept between draws; of their content [`Distribution::read`]'s alone matters to the next. Room for a
+/// whole row is reserved at the first, so that no later one allocates; what is not used is not touched.
+#[derive(Debug, Clone)]
 pub(super) struct Distribution {
+    isa: Isa,
     block_maxima: Vec<f32>,
     scratch: Vec<f32>,
     /// Indices of blocks that hold likelihoods; the other blocks' tokens are out.
     live_blocks: Vec<u32>,
-    histogram: Vec<Bucket>,
+    sums: Box<Histogram>,
+    /// The weight of what is kept of each bucket.
+    weights: Vec<u64>,
+    /// The tokens of each bucket of the live blocks; for top-k.
+    counts: Vec<u64>,
     /// One bucket's tokens, packed to sort by rank.
     members: Vec<u64>,
 }
 
+impl Default for Distribution {
+    fn default() -> Self {
+        Self {
+            isa: Isa::best(),
+            block_maxima: Vec::new(),
+            scratch: Vec::new(),
+            live_blocks: Vec::new(),
+            sums: Box::new([[0; BUCKET_LANES]; BUCKETS]),
+            weights: Vec::new(),
+            counts: Vec::new(),
+            members: Vec::new(),
+        }
+    }
+}
+
 impl Distribution {
-    /// Draws a token id with 64 random bits. `logits` must have a value above negative infinity.
+    /// Reads a row: what draws from it need to know, and its largest logit; negative infinity when there is none.
+    pub(super) fn read(&mut self, logits: &[f32]) -> f32 {
+        vocabulary::block_maxima(self.isa, logits, &mut self.block_maxima);
+        maximum(&self.block_maxima)
+    }
+
+    /// The lowest id of the row that was read whose logit is `value`, the largest.
+    pub(super) fn first_at(&self, logits: &[f32], value: f32) -> u32 {
+        let block = self.block_maxima.iter().position(|&most| most == value);
+        let block = block.expect("the largest logit is in a block") as u32;
+        let within = block_of(logits, block).iter().position(|&logit| logit == value);
+        block * BLOCK as u32 + within.expect("the block holds the value") as u32
+    }
+
+    /// Draws a token id with 64 random bits, from the row that was read. `logits` must have a value above negative infinity.
     pub(super) fn draw(&mut self, logits: &mut [f32], filters: &Filters, random: u64) -> u32 {
         let cut = self.cut(logits, filters);
         self.choose(logits, cut, random)
@@ -88,17 +120,17 @@ impl Distribution {
 
     /// Turns logits into likelihoods and finds what temperature, top-k, top-p and min-p leave of them.
     fn cut(&mut self, logits: &mut [f32], filters: &Filters) -> Cut {
-        self.find_live_blocks(logits, filters);
+        self.weigh_live_blocks(logits, filters);
         let likelihoods = logits;
-        self.fill_histogram(likelihoods);
         let mut cut = Cut { likelihood: 0.0, id: u32::MAX };
         if filters.top_k > 0 {
-            cut = self.limit(likelihoods, cut, |kept| kept.count >= filters.top_k);
+            self.count(likelihoods);
+            cut = self.limit(likelihoods, cut, Measure::Tokens, filters.top_k as u64);
         }
         if filters.top_p < 1.0 {
-            let total: u64 = self.histogram.iter().map(|bucket| bucket.weight).sum();
+            let total: u64 = self.weights.iter().sum();
             let target = (f64::from(filters.top_p) * total as f64).ceil() as u64;
-            cut = self.limit(likelihoods, cut, |kept| kept.weight >= target);
+            cut = self.limit(likelihoods, cut, Measure::Weight, target);
         }
         if filters.min_p > cut.likelihood {
             cut = Cut { likelihood: filters.min_p, id: u32::MAX };
@@ -107,10 +139,8 @@ impl Distribution {
         cut
     }
 
-    /// Finds the blocks that can hold a kept token, and turns their logits into likelihoods.
-    fn find_live_blocks(&mut self, logits: &mut [f32], filters: &Filters) {
-        self.block_maxima.clear();
-        self.block_maxima.extend(logits.chunks(BLOCK).map(maximum));
+    /// Finds the blocks that can hold a kept token, turns their logits into likelihoods and fills the histogram.
+    fn weigh_live_blocks(&mut self, logits: &mut [f32], filters: &Filters) {
         let max = maximum(&self.block_maxima).min(f32::MAX);
         let mut reach = f32::NEG_INFINITY;
         if (1..self.block_maxima.len()).contains(&filters.top_k) {
@@ -119,83 +149,93 @@ impl Distribution {
             let by_size = |a: &f32, b: &f32| b.total_cmp(a);
             reach = *self.scratch.select_nth_unstable_by(filters.top_k - 1, by_size).1;
         }
+        let mut lowest = LOWEST_EXPONENT;
+        // Top-p's share is one of all tokens.
+        if filters.top_p == 1.0 && filters.min_p.is_normal() {
+            lowest = lowest.max(math::ln(f64::from(filters.min_p)) as f32 - MIN_P_MARGIN);
+        }
         let scale = 1.0 / filters.temperature;
+        let is_live = |block_max: f32| block_max >= reach && (block_max - max) * scale > lowest;
         self.live_blocks.clear();
         self.live_blocks.reserve(self.block_maxima.len());
-        for (index, block) in (0u32..).zip(logits.chunks_mut(BLOCK)) {
-            let block_max = self.block_maxima[index as usize];
-            if block_max >= reach && (block_max - max) * scale > LOWEST_EXPONENT {
-                self.live_blocks.push(index);
-                block.iter_mut().for_each(|value| *value = likelihood((*value - max) * scale));
-            }
+        self.live_blocks.extend(
+            (0u32..).zip(&self.block_maxima).filter(|(_, most)| is_live(**most)).map(|(block, _)| block),
+        );
+        self.sums.fill([0; BUCKET_LANES]);
+        for run in self.live_blocks.chunk_by(|a, b| a + 1 == *b) {
+            let run = tokens_of(run, logits.len());
+            vocabulary::weigh(self.isa, &mut logits[run], max, scale, &mut self.sums);
         }
+        self.weights.clear();
+        self.weights.extend(self.sums.iter().map(|lanes| lanes.iter().sum::<u64>()));
     }
 
-    fn fill_histogram(&mut self, likelihoods: &[f32]) {
-        self.histogram.clear();
-        self.histogram.resize(BUCKETS, Bucket::default());
+    /// Counts the tokens of each bucket.
+    fn count(&mut self, likelihoods: &[f32]) {
+        self.counts.clear();
+        self.counts.resize(BUCKETS, 0);
         for &block in &self.live_blocks {
             for &value in block_of(likelihoods, block) {
-                let bucket = &mut self.histogram[bucket_index(value) as usize];
-                bucket.count += 1;
-                bucket.weight += weight(value);
+                self.counts[bucket_of(value)] += 1;
             }
         }
     }
 
-    /// Cuts after the first token, in rank order, at which what is kept so far is `enough`. Keeps one token at least.
-    fn limit(&mut self, likelihoods: &[f32], cut: Cut, enough: impl Fn(Bucket) -> bool) -> Cut {
-        let mut kept = Bucket::default();
+    /// Cuts after the first token, in rank order, at which what is kept so far reaches `target`. Keeps one token at least.
+    fn limit(&mut self, likelihoods: &[f32], cut: Cut, measure: Measure, target: u64) -> Cut {
+        let mut kept = 0;
         for index in 0..BUCKETS {
-            let bucket = self.histogram[index];
-            let after = Bucket { count: kept.count + bucket.count, weight: kept.weight + bucket.weight };
-            if bucket.count == 0 || !enough(after) {
-                kept = after;
+            let amount = match measure {
+                Measure::Tokens => self.counts[index],
+                Measure::Weight => self.weights[index],
+            };
+            if kept + amount < target {
+                kept += amount;
                 continue;
             }
             self.collect(likelihoods, cut, index);
             self.members.sort_unstable();
-            let before = kept;
+            let mut kept_weight = 0;
             for &member in &self.members {
                 let (value, id) = unpack(member);
-                kept = Bucket { count: kept.count + 1, weight: kept.weight + weight(value) };
-                if enough(kept) {
-                    self.histogram[index] =
-                        Bucket { count: kept.count - before.count, weight: kept.weight - before.weight };
-                    self.histogram[index + 1..].fill(Bucket::default());
+                kept_weight += weight(value);
+                kept += if measure == Measure::Tokens { 1 } else { weight(value) };
+                if kept >= target {
+                    self.weights[index] = kept_weight;
+                    self.weights[index + 1..].fill(0);
                     return Cut { likelihood: value, id };
                 }
             }
-            unreachable!("bucket {index} holds what its histogram entry says");
+            unreachable!("bucket {index} holds what its sums say");
         }
         cut
     }
 
     /// Makes the histogram agree with a cut at a likelihood.
     fn drop_below(&mut self, likelihoods: &[f32], cut: Cut) {
-        let index = bucket_index(cut.likelihood) as usize;
+        let index = bucket_of(cut.likelihood);
         if index >= BUCKETS {
             return;
         }
         self.collect(likelihoods, cut, index);
-        let values = self.members.iter().map(|&member| unpack(member).0);
-        self.histogram[index] = Bucket { count: self.members.len(), weight: values.map(weight).sum() };
-        self.histogram[index + 1..].fill(Bucket::default());
+        self.weights[index] = self.members.iter().map(|&member| weight(unpack(member).0)).sum();
+        self.weights[index + 1..].fill(0);
     }
 
     /// Gathers the kept tokens of one bucket, in the order of their ids.
     fn collect(&mut self, likelihoods: &[f32], cut: Cut, bucket: usize) {
-        let bucket = bucket as u32;
         self.members.clear();
         self.members.reserve(likelihoods.len());
+        let bucket = bucket as u32;
+        let is_in = |value: f32| bucket_of(value) as u32 == bucket;
         for &block in &self.live_blocks {
             let values = block_of(likelihoods, block);
             // Without an exit inside, so that it is a few vector compares.
-            if !values.iter().fold(false, |found, &value| found | (bucket_index(value) == bucket)) {
+            if !values.iter().fold(false, |found, &value| found | is_in(value)) {
                 continue;
             }
             for (id, &value) in (block * BLOCK as u32..).zip(values) {
-                if bucket_index(value) == bucket && cut.keeps(value, id) {
+                if is_in(value) && cut.keeps(value, id) {
                     self.members.push(pack(value, id));
                 }
             }
@@ -204,13 +244,12 @@ impl Distribution {
 
     /// The token at a random point of the kept weight, laid out by bucket and then by id.
     fn choose(&mut self, likelihoods: &[f32], cut: Cut, random: u64) -> u32 {
-        let total: u64 = self.histogram.iter().map(|bucket| bucket.weight).sum();
+        let total: u64 = self.weights.iter().sum();
         assert!(total > 0, "the most likely token is always kept");
         let mut point = ((u128::from(random) * u128::from(total)) >> 64) as u64;
         for index in 0..BUCKETS {
-            let bucket = self.histogram[index];
-            if point >= bucket.weight {
-                point -= bucket.weight;
+            if point >= self.weights[index] {
+                point -= self.weights[index];
                 continue;
             }
             self.collect(likelihoods, cut, index);
@@ -228,63 +267,17 @@ impl Distribution {
 
 /// The largest value; NaN is ignored, and negative infinity is the answer when there is nothing else.
 pub(super) fn maximum(values: &[f32]) -> f32 {
-    const LANES: usize = 16;
-    // Compares in this form are one vector instruction and let NaN pass by.
-    let larger = |a: f32, b: f32| if b > a { b } else { a };
-    let (rows, rest) = values.as_chunks::<LANES>();
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    for row in rows {
-        for (lane, &value) in lanes.iter_mut().zip(row) {
-            *lane = larger(*lane, value);
-        }
-    }
-    lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, larger)
+    values.iter().fold(f32::NEG_INFINITY, |most, &value| if value > most { value } else { most })
 }
 
-/// The lowest id whose logit is `value`, which must occur.
-pub(super) fn first_at(logits: &[f32], value: f32) -> u32 {
-    let is_in = |block: &[f32]| block.iter().fold(false, |found, &logit| found | (logit == value));
-    let block = logits.chunks(BLOCK).position(is_in).expect("the maximum is one of the logits");
-    let within = block_of(logits, block as u32).iter().position(|&logit| logit == value);
-    (block * BLOCK + within.expect("the block holds the value")) as u32
+/// The tokens of consecutive blocks of a row of `len`.
+fn tokens_of(blocks: &[u32], len: usize) -> Range<usize> {
+    let (first, last) = (blocks[0] as usize, blocks[blocks.len() - 1] as usize);
+    first * BLOCK..len.min((last + 1) * BLOCK)
 }
 
 fn block_of(values: &[f32], block: u32) -> &[f32] {
-    let start = block as usize * BLOCK;
-    &values[start..values.len().min(start + BLOCK)]
-}
-
-/// `exp(exponent)` in [exp(-30), 1]: higher exponents give 1, lower ones and NaN exp(-30), which weighs 0.
-///
-/// Written out so that every machine gives the same bits: 2^n times the Taylor polynomial of the rest, of degree 7.
-pub(super) fn likelihood(exponent: f32) -> f32 {
-    /// Adding and subtracting 1.5 * 2^23 rounds to the nearest whole number.
-    const NEAREST: f32 = 12_582_912.0;
-    /// ln 2 in two parts; the first has few bits, so that its product with n is exact.
-    const LN_2_HIGH: f32 = 0.693_359_4;
-    const LN_2_LOW: f32 = -2.121_944_4e-4;
-    let exponent = if exponent > LOWEST_EXPONENT { exponent } else { LOWEST_EXPONENT };
-    let exponent = if exponent < 0.0 { exponent } else { 0.0 };
-    let n = (exponent * std::f32::consts::LOG2_E + NEAREST) - NEAREST;
-    let rest = exponent - n * LN_2_HIGH - n * LN_2_LOW;
-    let mut sum = 1.0 / 5040.0;
-    for coefficient in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
-        sum = sum * rest + coefficient;
-    }
-    // n >= -44, so the exponent field stays positive.
-    let power = f32::from_bits(((n as i32 + 127) as u32) << 23);
-    let product = sum * power;
-    if product < 1.0 { product } else { 1.0 }
-}
-
-/// A likelihood in units of 2^-40, rounded.
-pub(super) fn weight(likelihood: f32) -> u64 {
-    (f64::from(likelihood) * UNIT + ROUNDER).to_bits() - ROUNDER.to_bits()
-}
-
-/// Position of a likelihood from 0 to 1 in the histogram, the most likely first; below exp(-30) it may lie past the end.
-fn bucket_index(likelihood: f32) -> u32 {
-    (1.0f32.to_bits() - likelihood.to_bits()) >> BUCKET_SHIFT
+    &values[tokens_of(&[block], values.len())]
 }
 
 /// A token as one number; the lowest ranks first.

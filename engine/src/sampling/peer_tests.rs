@@ -37,7 +37,9 @@ const OPEN: Filters = Filters { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0
 
 fn kept(logits: &[f32], filters: &Filters) -> Vec<Candidate> {
     let mut kept = Vec::new();
-    Distribution::default().keep(&mut logits.to_vec(), filters, &mut kept);
+    let mut distribution = Distribution::default();
+    distribution.read(logits);
+    distribution.keep(&mut logits.to_vec(), filters, &mut kept);
     kept
 }
 

@@ -5,8 +5,9 @@
 //! `low + (high - low) * (H / ln count) ^ exponent`, from `low = max(0, temperature - range)` to `high = temperature + range`.
 //! All tokens of the row count that were not banned: nothing is filtered yet.
 
-use super::distribution::{LOWEST_EXPONENT, likelihood, maximum};
-use super::math;
+use zllm_kernels::cpu::vocabulary::{LOWEST_EXPONENT, likelihood};
+
+use super::{distribution::maximum, math};
 
 /// The temperature for a row of logits, of which one at least is above negative infinity.
 pub(super) fn dynamic(logits: &[f32], temperature: f32, range: f32, exponent: f32) -> f32 {

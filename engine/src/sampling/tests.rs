@@ -57,6 +57,7 @@ fn shares(logits: &[f32], filters: &Filters, draws: u64) -> Vec<u64> {
     let mut distribution = Distribution::default();
     for draw in 0..draws {
         let random = (u64::MAX / draws) * draw + u64::MAX / draws / 2;
+        distribution.read(logits);
         counts[distribution.draw(&mut logits.to_vec(), filters, random) as usize] += 1;
     }
     counts
@@ -173,7 +174,9 @@ type Row = (Vec<Candidate>, Vec<(u32, f64)>);
 fn open_row(logits: &[f32], temperature: f32) -> Result<Row, TestCaseError> {
     let filters = Filters { temperature, top_k: 0, top_p: 1.0, min_p: 0.0 };
     let mut kept = Vec::new();
-    Distribution::default().keep(&mut logits.to_vec(), &filters, &mut kept);
+    let mut distribution = Distribution::default();
+    distribution.read(logits);
+    distribution.keep(&mut logits.to_vec(), &filters, &mut kept);
     let ranked = twin(logits, &filters).expect("there is no limit");
     // A candidate of less than 2^-41 of the largest weight has none.
     let least = ranked[0].1 * 0.5f64.powi(41);
