@@ -123,7 +123,9 @@ impl<B: Backend> Weights<B> {
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, RuntimeError> {
         let names = spec.stage_tensor_names(layers.clone());
-        let total = names.iter().filter_map(|name| file.tensor(name)).map(|t| t.bytes().len() as u64).sum();
+        let total: u64 =
+            names.iter().filter_map(|name| file.tensor(name)).map(|t| t.bytes().len() as u64).sum();
+        backend.reserve_weights(total as usize)?;
         let mut loader = Loader {
             backend,
             file,

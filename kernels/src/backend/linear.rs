@@ -70,10 +70,17 @@ pub trait Linear: Memory {
     /// A packed matrix in device memory, at the file's own bytes a weight.
     type Weight: Send;
 
+    /// Reserves memory for weights of `bytes` in all, which are to come. Those that are brought without, or beyond it, get
+    /// memory one by one.
+    ///
+    /// # Errors
+    /// There is not that much.
+    fn reserve_weights(&mut self, bytes: usize) -> Result<(), DeviceError>;
+
     /// Copies (and reorders) a weight to the device.
     ///
     /// # Errors
-    /// A shape or size that the backend cannot multiply, by the tensor's name.
+    /// A shape or size that the backend cannot multiply, by the tensor's name; there is no memory for it.
     fn weight(&mut self, source: WeightSource<'_>) -> Result<Self::Weight, DeviceError>;
 
     /// Several weights of one format and shape in one piece of work and of memory: the experts of a layer, each too small

@@ -6,7 +6,7 @@ use super::{
     experts::{self, Routes},
     isa::Isa,
     kv::{self, KvArena, KvLayout},
-    matmul::{self, Finish, PackError, PackedWeight, RowsScratch, Term},
+    matmul::{self, Finish, PackError, PackedWeight, RowsScratch, Term, WeightArena},
     ops::{self, Norm, RopeTables},
     pool::Pool,
 };
@@ -38,6 +38,7 @@ pub struct CpuBackend {
     pool: Pool,
     isa: Isa,
     ropes: Vec<(Rope, RopeTables)>,
+    arena: WeightArena,
     rows_scratch: RowsScratch,
     attend_scratch: AttendScratch,
 }
@@ -53,6 +54,7 @@ impl CpuBackend {
             pool,
             isa,
             ropes: Vec::new(),
+            arena: WeightArena::with_room(0).expect("nothing is always there"),
             rows_scratch: RowsScratch::new(),
             attend_scratch: AttendScratch::default(),
         }
@@ -103,13 +105,19 @@ impl Memory for CpuBackend {
 impl Linear for CpuBackend {
     type Weight = PackedWeight;
 
+    fn reserve_weights(&mut self, bytes: usize) -> Result<(), DeviceError> {
+        let out_of_memory = DeviceError::OutOfMemory { what: "weights", bytes, backend: super::NAME };
+        self.arena = WeightArena::with_room(bytes).ok_or(out_of_memory)?;
+        Ok(())
+    }
+
     fn weight(&mut self, source: WeightSource<'_>) -> Result<PackedWeight, DeviceError> {
         let mut weights = self.weights(&[source])?;
         Ok(weights.pop().expect("a weight for each source"))
     }
 
     fn weights(&mut self, sources: &[WeightSource<'_>]) -> Result<Vec<PackedWeight>, DeviceError> {
-        PackedWeight::pack_all(&self.pool, self.isa, sources)
+        PackedWeight::pack_all(&self.pool, self.isa, &mut self.arena, sources)
             .map_err(|(index, error)| refused(sources[index].name, error))
     }
 
@@ -175,6 +183,9 @@ fn refused(name: &str, error: PackError) -> DeviceError {
     match error {
         PackError::WrongSize { format, rows, cols, bytes } => {
             DeviceError::WrongSize { name: name.to_owned(), format, rows, cols, found: bytes }
+        }
+        PackError::OutOfMemory { bytes, .. } => {
+            DeviceError::OutOfMemory { what: "weights", bytes, backend: super::NAME }
         }
         PackError::Empty { rows: 0, .. } => shape("rows", 0, "at least 1 is"),
         PackError::Empty { cols, .. } => shape("columns", cols, "at least 1 is"),

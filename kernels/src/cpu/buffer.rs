@@ -2,7 +2,7 @@
 
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error},
-    ops::{Deref, DerefMut},
+    ops::{Deref, DerefMut, Range},
     ptr::NonNull,
 };
 
@@ -11,7 +11,7 @@ use nix::sys::mman::{mlock, munlock};
 /// Cache lines and 512-bit vectors.
 const SMALL_ALIGN: usize = 64;
 /// A huge page: buffers of this size and more ask for them (10-20 % in decode, measured; see docs/PERFORMANCE.md).
-const HUGE_PAGE_BYTES: usize = 2 << 20;
+pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Plain numbers that may be zeroed and viewed as bytes.
 ///
@@ -79,6 +79,33 @@ impl<T: Plain> AlignedBuffer<T> {
         unsafe { mlock(self.start.cast(), self.len * size_of::<T>()) }?;
         self.locked = true;
         Ok(())
+    }
+
+    /// The elements in `range`, for owners that share the buffer.
+    ///
+    /// # Safety
+    /// No [`Self::part_mut`] that is alive overlaps `range`.
+    ///
+    /// # Panics
+    /// When `range` is not inside the buffer.
+    pub(crate) unsafe fn part(&self, range: Range<usize>) -> &[T] {
+        assert!(range.start <= range.end && range.end <= self.len, "part {range:?} of {}", self.len);
+        // SAFETY: initialised elements inside the buffer (asserted); nobody writes to them, as the caller promises.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(range.start), range.len()) }
+    }
+
+    /// The same to write into.
+    ///
+    /// # Safety
+    /// No other part that is alive overlaps `range`.
+    ///
+    /// # Panics
+    /// When `range` is not inside the buffer.
+    #[allow(clippy::mut_from_ref, reason = "who shares the buffer answers for its parts being disjoint")]
+    pub(crate) unsafe fn part_mut(&self, range: Range<usize>) -> &mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len, "part {range:?} of {}", self.len);
+        // SAFETY: initialised elements inside the buffer (asserted), with nobody else at them, as the caller promises.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(range.start), range.len()) }
     }
 
     /// Large buffers are aligned by hand, with a huge page to spare: for an alignment above its own the allocator would

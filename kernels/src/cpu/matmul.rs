@@ -32,6 +32,7 @@
 
 #[cfg(test)]
 mod accuracy;
+mod arena;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -68,6 +69,7 @@ mod tile;
 mod transpose;
 mod weight;
 
+pub use arena::WeightArena;
 pub use finish::Finish;
 pub use input::Input;
 pub use line::Term;

@@ -484,6 +484,7 @@ fn a_matrix_that_does_not_fit_is_refused_by_name() {
 fn released_ranges_cover_the_file_once() {
     let (rows, cols, format) = (3000, 1024, BlockFormat::Q8_0);
     let file = Random(3).weights(format, rows, cols);
+    let mut arena = WeightArena::with_room(2 * file.len()).unwrap();
     // Whole, and as parts that are not whole groups, the last shorter than a piece.
     for parts in [1, 5, 60] {
         let ranges = std::sync::Mutex::new(Vec::new());
@@ -506,7 +507,7 @@ fn released_ranges_cover_the_file_once() {
                 release,
             })
             .collect();
-        PackedWeight::pack_all(&Pool::new(2), Isa::best(), &sources).unwrap();
+        PackedWeight::pack_all(&Pool::new(2), Isa::best(), &mut arena, &sources).unwrap();
         let mut ranges = ranges.into_inner().unwrap();
         ranges.sort_by_key(|r| r.start);
         assert!(ranges.len() > 1);
@@ -523,11 +524,12 @@ fn released_ranges_cover_the_file_once() {
 fn matrices_packed_together_are_those_packed_alone() {
     let (rows, cols, count) = (70, 256, 9);
     let mut random = Random(5);
+    let mut arena = WeightArena::with_room(0).unwrap();
     for format in [BlockFormat::F32, BlockFormat::Q5_1, BlockFormat::Q6_K] {
         let files: Vec<_> = (0..count).map(|_| random.weights(format, rows, cols)).collect();
         let source = |bytes| WeightSource { name: "", format, rows, cols, bytes, release: &|_| {} };
         let sources: Vec<_> = files.iter().map(|bytes| source(bytes)).collect();
-        let together = PackedWeight::pack_all(&Pool::new(2), Isa::best(), &sources).unwrap();
+        let together = PackedWeight::pack_all(&Pool::new(2), Isa::best(), &mut arena, &sources).unwrap();
         assert_eq!(together.len(), count);
         for (packed, file) in together.iter().zip(&files) {
             let alone = PackedWeight::pack(&Pool::new(1), Isa::Scalar, format, rows, cols, file).unwrap();
@@ -535,7 +537,7 @@ fn matrices_packed_together_are_those_packed_alone() {
         }
         let mut sources = sources;
         sources[4].bytes = &files[4][1..];
-        let error = PackedWeight::pack_all(&Pool::new(1), Isa::best(), &sources).err().unwrap();
+        let error = PackedWeight::pack_all(&Pool::new(1), Isa::best(), &mut arena, &sources).err().unwrap();
         assert!(matches!(error, (4, PackError::WrongSize { .. })), "{error:?}");
     }
 }

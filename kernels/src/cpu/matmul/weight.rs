@@ -1,6 +1,7 @@
 //! A weight matrix in the packed layout of [`super::layout`]: made once at load, then only read.
 
 use super::{
+    arena::{Place, WeightArena},
     grid,
     layout::{self, BLOCK_COLS, Format, GROUP_ROWS, QUADS, with_format},
     pack,
@@ -9,9 +10,8 @@ use super::{
 use crate::{
     backend::WeightSource,
     blocks::{self, BlockFormat},
-    cpu::{buffer::AlignedBuffer, isa::Isa, pool::Pool, share::Shared},
+    cpu::{isa::Isa, pool::Pool, share::Shared},
 };
-use std::{ops::Range, sync::Arc};
 
 /// Why a matrix cannot be packed.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -44,6 +44,18 @@ pub enum PackError {
         /// bytes given
         bytes: usize,
     },
+    /// The system has no memory for them.
+    #[error("no {bytes} bytes for a {rows} x {cols} {format} matrix")]
+    OutOfMemory {
+        /// the format
+        format: BlockFormat,
+        /// rows asked for
+        rows: usize,
+        /// columns asked for
+        cols: usize,
+        /// bytes of all matrices that are packed together
+        bytes: usize,
+    },
 }
 
 /// A matrix of `rows` outputs by `cols` inputs. The layout is the same for every instruction set.
@@ -52,9 +64,7 @@ pub struct PackedWeight {
     rows: usize,
     cols: usize,
     group_bytes: usize,
-    /// The matrix's part of the buffer, which matrices packed together share.
-    place: Range<usize>,
-    buffer: Arc<AlignedBuffer<u8>>,
+    place: Place,
 }
 
 impl PackedWeight {
@@ -74,22 +84,24 @@ impl PackedWeight {
         bytes: &[u8],
     ) -> Result<Self, PackError> {
         let source = WeightSource { name: "", format, rows, cols, bytes, release: &|_| {} };
-        let mut packed = Self::pack_all(pool, isa, &[source]).map_err(|(_, error)| error)?;
+        let mut arena = WeightArena::with_room(0).expect("nothing is always there");
+        let mut packed = Self::pack_all(pool, isa, &mut arena, &[source]).map_err(|(_, error)| error)?;
         Ok(packed.pop().expect("a matrix for each source"))
     }
 
-    /// Packs matrices of one format and shape, in one buffer and one piece of work. Calls each source's `release` with
-    /// each range of its bytes as soon as it is not needed any more, from any thread, so that the caller can give the
-    /// file's pages back and the peak stays at one copy.
+    /// Packs matrices of one format and shape, one after another in `arena`, in one piece of work. Calls each source's
+    /// `release` with each range of its bytes as soon as it is not needed any more, from any thread, so that the caller can
+    /// give the file's pages back and the peak stays at one copy.
     ///
     /// # Errors
-    /// Which source is no such matrix.
+    /// Which source is no such matrix; there is no memory for them.
     ///
     /// # Panics
     /// Sources are not of one format and shape, or the machine does not have `isa`.
     pub fn pack_all(
         pool: &Pool,
         isa: Isa,
+        arena: &mut WeightArena,
         sources: &[WeightSource<'_>],
     ) -> Result<Vec<Self>, (usize, PackError)> {
         assert!(isa.is_supported(), "this machine does not have {}", isa.name());
@@ -97,8 +109,9 @@ impl PackedWeight {
         let &WeightSource { format, rows, cols, .. } = first;
         let Sizes { row_bytes, group_bytes, matrix_bytes, all_bytes } = sizes(sources)?;
         let group_count = rows.div_ceil(GROUP_ROWS);
-        let mut groups = AlignedBuffer::zeroed(all_bytes);
-        let out = Shared::new(&mut groups);
+        let out_of_memory = PackError::OutOfMemory { format, rows, cols, bytes: all_bytes };
+        let mut place = arena.take(pool, all_bytes).ok_or((0, out_of_memory))?;
+        let out = Shared::new(place.bytes_mut());
         // Pieces of about a megabyte: enough to make a release worth its system call.
         let grain = (1usize << 20).div_ceil(group_bytes);
         pool.split(group_count * sources.len(), grain, &|piece, _| {
@@ -116,16 +129,8 @@ impl PackedWeight {
                 next += last - first;
             }
         });
-        let groups = Arc::new(groups);
-        let weight = |index: usize| Self {
-            format,
-            rows,
-            cols,
-            group_bytes,
-            place: index * matrix_bytes..(index + 1) * matrix_bytes,
-            buffer: Arc::clone(&groups),
-        };
-        Ok((0..sources.len()).map(weight).collect())
+        let weight = |place| Self { format, rows, cols, group_bytes, place };
+        Ok(place.split(matrix_bytes).into_iter().map(weight).collect())
     }
 
     /// Outputs.
@@ -155,7 +160,7 @@ impl PackedWeight {
 
     /// All groups, one after another.
     pub(super) fn groups(&self) -> &[u8] {
-        &self.buffer[self.place.clone()]
+        self.place.bytes()
     }
 
     /// Decodes one row to f32, equal to the last bit to decoding it from the file: an embedding needs no second copy.
