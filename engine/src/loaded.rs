@@ -238,20 +238,6 @@ impl DeviceModel {
         let file = GgufFile::open(path)?;
         let spec = ModelSpec::read(&file, options.context_limit)?;
         let layers = options.stage.layers(spec.layers.len())?;
-        let pre = options.tokenizer_pre.as_deref();
-        let mut text = TextModel::read(&file, &spec, pre);
-        if let Some(name) = &options.name {
-            text = text.with_name(name.clone());
-        }
-        if let Some(choice) = &options.template {
-            text = text.with_template(choice).map_err(|error| {
-                let found = match choice {
-                    TemplateChoice::Named(name) => format!("{name:?}"),
-                    TemplateChoice::Source(source) => format!("a text of {} bytes", source.len()),
-                };
-                bad("template", &found, &error.to_string())
-            })?;
-        }
         // Of the whole model, so that each stage has as many blocks as the others.
         let block_bytes = backend.kv_block_bytes(options.kv_format, &spec.kv_layers());
         let block_bytes = block_bytes.map_err(RuntimeError::from)? as u64;
@@ -270,7 +256,18 @@ impl DeviceModel {
             kv_format: options.kv_format,
             kv_locked: options.lock_memory,
         };
-        let runtime = Runtime::load(backend, &file, spec, layers, limits, progress)?;
+        let load = || Runtime::load(&mut *backend, &file, spec.clone(), layers, limits, progress);
+        let (text, runtime) = if options.template.is_some() {
+            // A template that was asked for may be refused, and then no weight is read.
+            (read_text(&file, &spec, options)?, load()?)
+        } else {
+            std::thread::scope(|scope| {
+                let text = scope.spawn(|| read_text(&file, &spec, options));
+                let runtime = load();
+                let text = text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                Ok::<_, LoadError>((text?, runtime?))
+            })?
+        };
         let kv = (options.kv_format, backend.kv_layout());
         let hashes = runtime.content_hashes().clone();
         let fingerprint = FingerprintPart::new(&file, runtime.spec(), kv, text.tokenizer().ok(), hashes);
@@ -355,6 +352,24 @@ impl DeviceModel {
     pub fn write_block(&mut self, backend: &mut CpuBackend, id: u32, bytes: &[u8]) -> Result<(), BlockError> {
         self.runtime.write_block(backend, id, bytes)
     }
+}
+
+/// The text side, which no weight depends on: a vocabulary takes as long as some hundred megabytes of weights.
+fn read_text(file: &GgufFile, spec: &ModelSpec, options: &LoadOptions) -> Result<TextModel, LoadError> {
+    let mut text = TextModel::read(file, spec, options.tokenizer_pre.as_deref());
+    if let Some(name) = &options.name {
+        text = text.with_name(name.clone());
+    }
+    if let Some(choice) = &options.template {
+        text = text.with_template(choice).map_err(|error| {
+            let found = match choice {
+                TemplateChoice::Named(name) => format!("{name:?}"),
+                TemplateChoice::Source(source) => format!("a text of {} bytes", source.len()),
+            };
+            bad("template", &found, &error.to_string())
+        })?;
+    }
+    Ok(text)
 }
 
 /// Checks what can be checked without a file.

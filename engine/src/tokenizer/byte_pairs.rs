@@ -37,6 +37,7 @@ impl BytePairs {
         }));
         let mut merges = HashMap::with_capacity(list.len());
         let mut joined = vec![];
+        let mut last = 0;
         for (index, merge) in list.enumerate() {
             let name = || String::from_utf8_lossy(merge).into_owned();
             // A space can be the first part's first character, never its second.
@@ -54,8 +55,10 @@ impl BytePairs {
                     part: part_name(),
                 })
             };
-            let merge = Merge { priority: index as u32, id: find(&joined)? };
-            merges.entry((find(left)?, find(right)?)).or_insert(merge);
+            // Most lists are in the order of the tokens that they make: the next one is looked at before it is looked up.
+            let id = vocabulary.find_at(&joined, last + 1).map_or_else(|| find(&joined), Ok)?;
+            last = id;
+            merges.entry((find(left)?, find(right)?)).or_insert(Merge { priority: index as u32, id });
         }
         Ok(Self { scheme, splitter: Splitter::new(scheme), byte_ids, merges })
     }

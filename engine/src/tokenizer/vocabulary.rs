@@ -136,6 +136,13 @@ impl Vocabulary {
         self.by_text.find(self.hasher.hash_one(text), |&id| self.texts.get(id as usize) == text).copied()
     }
 
+    /// The token with this text, if it is token `id`.
+    pub(super) fn find_at(&self, text: &[u8], id: u32) -> Option<u32> {
+        // Where texts are there twice, the later token is meant, which may be another one.
+        let is_sure = self.by_text.len() == self.len() && (id as usize) < self.len();
+        (is_sure && self.texts.get(id as usize) == text).then_some(id)
+    }
+
     /// The text of token `id` in the file. Panics where there is no such token.
     pub(super) fn text(&self, id: u32) -> &str {
         std::str::from_utf8(self.texts.get(id as usize)).expect("checked when the vocabulary was built")
