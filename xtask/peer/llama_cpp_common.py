@@ -36,8 +36,8 @@ def vocabulary_size(model):
     return ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(model))
 
 
-def make_context(model, tokens, threads, *, flash_attn="auto", ubatch=512, sequences=1):
-    """A context of `tokens` tokens for each of `sequences`; `ubatch` rows are computed at a time."""
+def make_context(model, tokens, threads, *, flash_attn="auto", ubatch=512, sequences=1, unified=False):
+    """A context of `tokens` tokens for each of `sequences`, which may have one buffer; `ubatch` rows are computed at a time."""
     params = ll.llama_context_default_params()
     # Each sequence has its share, a multiple of 256.
     params.n_ctx = sequences * (tokens + -tokens % 256)
@@ -45,6 +45,9 @@ def make_context(model, tokens, threads, *, flash_attn="auto", ubatch=512, seque
     params.n_batch = max(tokens, sequences)
     params.n_ubatch = ubatch
     params.n_threads = params.n_threads_batch = threads
+    params.kv_unified = unified
+    # As its own tools have it: layers with a window keep no more than they need.
+    params.swa_full = False
     params.flash_attn_type = FLASH_ATTENTION[flash_attn]
     context = ll.llama_init_from_model(model, params)
     if not context:

@@ -39,7 +39,7 @@ const PEER_BATCHES: &[&str] = &["--ubatch", "512,128"];
 const LONG_MODEL: &str = "qwen2.5-coder-0.5b";
 const LONG_TESTS: &[&str] = &["--prefill", "16384", "--depth", "16384", "--decode", "32", "--sessions", ""];
 /// Which of llama.cpp's settings is the better one for a long prompt is found with a shorter one.
-const LONG_PROBE: &[&str] = &["--prefill", "4096", "--depth", "", "--sessions", ""];
+const LONG_PROBE: &[&str] = &["--prefill", "4096", "--depth", "", "--sessions", "", "--ubatch", "512,128"];
 const FLASH_ATTENTION: [&str; 2] = ["on", "off"];
 
 #[derive(Debug, PartialEq)]

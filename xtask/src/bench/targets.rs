@@ -127,6 +127,9 @@ pub(super) fn targets_table(targets: &[Target]) -> String {
 
 /// Fails when one is not reached; what was not measured is not.
 pub(super) fn check(targets: &[Target]) -> Result<()> {
+    if targets.is_empty() {
+        bail!("--check: none of these models has targets here");
+    }
     let missed: Vec<_> = targets
         .iter()
         .filter(|target| !target.reached)
