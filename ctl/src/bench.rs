@@ -1,8 +1,9 @@
-//! `bench`: how fast the daemon serves a model, as its clients see it: prompts of random tokens that nothing is kept of,
+//! `bench`: how fast the daemon serves a model, as its clients see it: prompts of random tokens that nothing is kept of afterwards,
 //! decodes behind short and long ones, several sessions at once.
 //!
-//! Every test's KV goes when the test ends, and no test begins that would push out what is kept of others. What cannot be
-//! measured is left out, with the reason.
+//! Every test's KV goes when the test ends, and no test begins that would push what is kept of others off the device. It is
+//! written to the SSD before it goes, as the KV of all sessions is: where that is full, the oldest there make room. What
+//! cannot be measured is left out, with the reason.
 
 mod plan;
 mod run;
@@ -83,11 +84,13 @@ pub(crate) fn bench(context: &Context, args: &BenchArgs) -> Result<(), Failure> 
         }
     }
     let status = self::status(runner.connection())?;
-    let device = status.devices.iter().find(|device| model.device.as_ref() == Some(&device.name));
+    // A model that is cut has a stage on each of several: `a+b`.
+    let names: Vec<_> = model.device.iter().flat_map(|names| names.split('+')).collect();
+    let devices = status.devices.iter().filter(|device| names.contains(&device.name.as_str()));
     let blocks = status.blocks.iter().find(|row| row.model == name && row.tier == Tier::Device);
     let report = Report {
         load_s: (!was_loaded).then_some(load_s),
-        device_used_bytes: device.map_or(0, |device| device.used_bytes),
+        device_used_bytes: devices.map(|device| device.used_bytes).sum(),
         kv_bytes: blocks.map_or(0, |row| row.block_bytes * row.total),
         model,
         tests: measured,

@@ -119,13 +119,20 @@ impl Connection {
     pub(crate) fn any_answer(&mut self, patience: Duration) -> Result<Option<(u64, Answer)>, Failure> {
         // No time at all would be one without end.
         let patience = patience.max(Duration::from_millis(1));
-        self.stream.set_read_timeout(Some(patience)).map_err(|error| Failure::Lost(error.to_string()))?;
-        match self.frame_in_time()? {
+        self.patience(Some(patience))?;
+        let frame = self.frame_in_time();
+        // Whoever asks next waits as long as it takes.
+        self.patience(None)?;
+        match frame? {
             None => Ok(None),
             Some(ServerFrame::Reply(Reply { id, body })) => Ok(Some((id, body))),
             Some(ServerFrame::Refused { message, .. }) => Err(Failure::Failed(message)),
             Some(ServerFrame::Welcome { .. }) => Err(out_of_turn()),
         }
+    }
+
+    fn patience(&self, time: Option<Duration>) -> Result<(), Failure> {
+        self.stream.set_read_timeout(time).map_err(|error| Failure::Lost(error.to_string()))
     }
 
     /// Waits for the next answer to the request that was sent last. An error answer is a [`Failure`].

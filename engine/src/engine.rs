@@ -1,5 +1,5 @@
 //! The embeddable library: load a model once, then generate again and again. One sequence at a time, on the caller's
-//! thread; a daemon that serves many uses [`LoadedModel`] itself.
+//! thread; a daemon that serves many uses [`crate::DeviceModel`].
 //!
 //! The keys and values of the last sequence stay: a prompt that begins with the same tokens computes only the rest.
 

@@ -49,7 +49,7 @@ pub(crate) fn smoke() -> Result<String> {
 fn smoke_bench(daemon: &RunningDaemon) -> Result<()> {
     process::run(daemon.zllmctl().args(["evict", "--all"]).stdout(Stdio::null()))?;
     let sizes =
-        ["--prefill", "16,32", "--depth", "0,64", "--decode", "16", "--sessions", "1,2", "--repeat", "1"];
+        ["--prefill", "16,32", "--depth", "0,64", "--decode", "32", "--sessions", "1,2", "--repeat", "1"];
     let report = process::json(daemon.zllmctl().args(["bench", MODEL, "--json"]).args(sizes))?;
     let rates = report["tests"].as_array().context("no \"tests\"")?;
     if rates.len() != 6

@@ -155,7 +155,7 @@ impl<'a> Runner<'a> {
             detached: false,
             stream: true,
             label: Some("zllmctl bench".into()),
-            class: Class::Interactive,
+            class: Class::Normal,
             deadline_ms: None,
             max_wait_ms: None,
             key: None,
@@ -215,6 +215,10 @@ impl<'a> Runner<'a> {
                 Ok(_) | Err(Failure::Failed(_)) => {}
                 Err(lost) => return Err(lost),
             }
+        }
+        if !self.going.is_empty() {
+            let seconds = MAX_CLEANING.as_secs();
+            return Err(Failure::Lost(format!("{} cancelled jobs did not end in {seconds} s", self.going.len())));
         }
         for session in named {
             // What waits for its write to the SSD is not evicted. Without an SSD nothing does, and this is refused.

@@ -46,12 +46,13 @@ unsafe impl<T: Plain> Sync for AlignedBuffer<T> {}
 impl<T: Plain> AlignedBuffer<T> {
     /// `len` zeros. Ends the process where there is no memory for them, as collections do.
     pub fn zeroed(len: usize) -> Self {
-        Self::try_zeroed(len).unwrap_or_else(|| handle_alloc_error(Self::layout(len)))
+        let layout = Self::layout(len).expect("buffer size overflows");
+        Self::try_zeroed(len).unwrap_or_else(|| handle_alloc_error(layout))
     }
 
     /// `len` zeros, if the system has memory for them: for sizes that a user chose.
     pub fn try_zeroed(len: usize) -> Option<Self> {
-        let layout = Self::layout(len);
+        let layout = Self::layout(len)?;
         // SAFETY: `layout` has a non-zero size.
         let allocation = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         let mut start = allocation;
@@ -109,16 +110,15 @@ impl<T: Plain> AlignedBuffer<T> {
     }
 
     /// Large buffers are aligned by hand, with a huge page to spare: for an alignment above its own the allocator would
-    /// write the zeros itself, which takes seconds and touches every page.
-    fn layout(len: usize) -> Layout {
-        let bytes = len.checked_mul(size_of::<T>()).and_then(|n| n.checked_next_multiple_of(SMALL_ALIGN));
-        let bytes = bytes.expect("buffer size overflows").max(SMALL_ALIGN);
+    /// write the zeros itself, which takes seconds and touches every page. `None` is more than any machine has.
+    fn layout(len: usize) -> Option<Layout> {
+        let bytes = len.checked_mul(size_of::<T>())?.checked_next_multiple_of(SMALL_ALIGN)?.max(SMALL_ALIGN);
         let (bytes, align) = if bytes >= HUGE_PAGE_BYTES {
-            (bytes.checked_add(HUGE_PAGE_BYTES).expect("buffer size overflows"), align_of::<u64>())
+            (bytes.checked_add(HUGE_PAGE_BYTES)?, align_of::<u64>())
         } else {
             (bytes, SMALL_ALIGN)
         };
-        Layout::from_size_align(bytes, align).expect("buffer size overflows")
+        Layout::from_size_align(bytes, align).ok()
     }
 }
 
@@ -128,8 +128,9 @@ impl<T: Plain> Drop for AlignedBuffer<T> {
             // SAFETY: the range that `lock` locked. A refusal leaves pages in memory that the allocator may use again.
             let _ = unsafe { munlock(self.start.cast(), self.len * size_of::<T>()) };
         }
+        let layout = Self::layout(self.len).expect("it was allocated");
         // SAFETY: allocated in `try_zeroed` with the same layout.
-        unsafe { dealloc(self.allocation.as_ptr(), Self::layout(self.len)) }
+        unsafe { dealloc(self.allocation.as_ptr(), layout) }
     }
 }
 
@@ -161,6 +162,9 @@ mod tests {
             assert!(len * 4 < HUGE_PAGE_BYTES || buffer.as_ptr().addr().is_multiple_of(HUGE_PAGE_BYTES));
             assert!(buffer.iter().all(|&x| x == 0.0));
             buffer.fill(1.0);
+        }
+        for too_much in [usize::MAX, usize::MAX / 4, isize::MAX as usize / 4] {
+            assert!(AlignedBuffer::<f32>::try_zeroed(too_much).is_none(), "{too_much}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! Mixtures of experts between the products: routing, and rows to and from their pairs.
+//! Mixtures of experts between the products: routing, and the sums of what a row's experts give.
 //!
 //! A row's route depends on its own logits alone; its arithmetic is f32 with the functions of `math`, the same bits in
 //! every instruction set:

@@ -108,7 +108,8 @@ impl Pool {
     }
 
     /// A pool of `threads` threads, the caller's included, that stay on the processors `cores`: as many threads as processors
-    /// have one each, else all of them may run on any. So may the caller from here on: it is the first.
+    /// have one each, else the others may run on any. The caller stays on the first from here on, whatever their number, so
+    /// that it may own several pools.
     ///
     /// # Errors
     /// A processor that does not exist or that this process may not use; the caller may be on any of `cores` then.
@@ -122,7 +123,7 @@ impl Pool {
         affinity::keep_to(cores)?;
         // A new thread may run where the one that starts it may run.
         let pool = Self::with(threads, |thread| affinity::keep_to(own(thread)))?;
-        affinity::keep_to(own(0))?;
+        affinity::keep_to(&cores[..1])?;
         Ok(pool)
     }
 

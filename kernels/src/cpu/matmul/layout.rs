@@ -6,8 +6,7 @@
 //! which codes is the table of `formats!` below.
 //!
 //! Float formats have no header: the 32 rows' values of column 0, of column 1, and so on. All other formats are decoded before
-//! they are multiplied ([`super::panel`]): a unit is the 32 rows' file blocks, one after another, or
-//! transposed ([`super::grid`]).
+//! they are multiplied ([`super::panel`]): a unit is the 32 rows' file blocks, transposed ([`super::grid`]).
 
 use super::{
     codes::{self, Bytes, Digits, FiveBits, Folding, Nibbles, OneBit, ThreeBits, TwoBits},

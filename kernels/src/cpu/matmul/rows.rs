@@ -1,8 +1,8 @@
 //! Activations as the kernels read them: signed bytes with one scale per 32, made once for all weights of a call.
 //!
 //! A block of 32 values `x` becomes `q = round(x * (127 / max |x|))`, half to even, and `scale = max |x| / 127`: symmetric, so
-//! that no code is -128 and every product with an unsigned weight code fits the 16-bit sums of AVX2. The greatest magnitude is
-//! taken on the bit patterns (their order is that of the numbers, with infinities and NaN on top), so its order is free. A
+//! that no code is -128 and every product with an unsigned weight code fits the 16-bit sums of AVX2. The order in
+//! which the greatest magnitude is found is free; whether all values are finite shows in sums, where NaN and infinity stay. A
 //! block with a non-finite value gets the scale NaN and codes 0: its outputs are NaN. A block below `SMALLEST_MAGNITUDE` is 0.
 
 use super::{

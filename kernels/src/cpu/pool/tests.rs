@@ -161,7 +161,9 @@ fn threads_stay_on_their_processors() {
         assert_eq!(found, expected, "{threads} threads on {cores:?}");
     };
     check(all.len(), &all, all.iter().map(|&core| vec![core]).collect());
-    check(all.len() + 1, &all, vec![all.clone(); all.len() + 1]);
+    let mut shared = vec![all.clone(); all.len() + 1];
+    shared[0].truncate(1);
+    check(all.len() + 1, &all, shared);
     check(2, &all[..1], vec![vec![all[0]]; 2]);
     let beyond = CpuSet::count() - 1;
     let error = std::thread::scope(|scope| {
