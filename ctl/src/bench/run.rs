@@ -218,7 +218,10 @@ impl<'a> Runner<'a> {
         }
         if !self.going.is_empty() {
             let seconds = MAX_CLEANING.as_secs();
-            return Err(Failure::Lost(format!("{} cancelled jobs did not end in {seconds} s", self.going.len())));
+            return Err(Failure::Lost(format!(
+                "{} cancelled jobs did not end in {seconds} s",
+                self.going.len()
+            )));
         }
         for session in named {
             // What waits for its write to the SSD is not evicted. Without an SSD nothing does, and this is refused.
