@@ -23,7 +23,7 @@
 //!
 //! Float formats and those of plain bits are read as they lie in memory (`layout`, `source`). The others are decoded first, a
 //! small panel at a time, which the same tiles multiply (`panel`). Memory holds the file's bytes either way.
-//! With many rows some formats of plain bits are decoded too, a group at a time ([`decoded_group_bytes`]).
+//! With many rows some formats of plain bits are decoded too, a group at a time (`decoded_group_bytes`).
 //!
 //! # How the work is spread
 //!
