@@ -274,22 +274,23 @@ impl Quantised<'_> {
     /// Rounds the next block.
     #[inline(always)]
     fn block<S: Simd>(&mut self, s: S, x: &[f32; BLOCK_COLS]) {
-        let [low, high] = halves_of(x).map(|half| s.load(half));
+        // No closures over vectors: what the compiler does not inline has no instructions of its own and calls each of them.
+        let [low, high] = halves_of(x);
+        let (low, high) = (s.load(low), s.load(high));
         let magnitude = s.reduce_max(s.max(s.abs(low), s.abs(high)));
         let is_usable = magnitude >= SMALLEST_MAGNITUDE;
         let (factor, rounder) = (s.splat(127.0 / magnitude), s.splat(ROUNDER));
-        let [low, high] = [low, high].map(|half| s.add(s.mul(half, factor), rounder));
+        let (low, high) = (s.add(s.mul(low, factor), rounder), s.add(s.mul(high, factor), rounder));
         // Sums of whole numbers below 2^24, exact in any order. An infinity times the factor 0 and a NaN, which `max` may
         // lose, give NaN.
-        let sums = [low, high].map(|half| s.reduce_add(s.sub(half, rounder)));
+        let sums = [s.reduce_add(s.sub(low, rounder)), s.reduce_add(s.sub(high, rounder))];
         if !is_usable || sums[0].is_nan() || sums[1].is_nan() {
             return self.unusable_block(x);
         }
         let codes = next(&mut self.codes, BLOCK_COLS).as_chunks_mut::<LANES>().0;
-        for (codes, half) in codes.iter_mut().zip([low, high]) {
-            // The low byte of the rounder is 0.
-            s.store_low_bytes(s.bits(half), codes);
-        }
+        // The low byte of the rounder is 0.
+        s.store_low_bytes(s.bits(low), &mut codes[0]);
+        s.store_low_bytes(s.bits(high), &mut codes[1]);
         self.put_scale(magnitude / 127.0, sums);
     }
 
