@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use crate::{batch_check, canaries, clock, process, quickstart, test, tidy};
+use crate::{batch_check, canaries, clock, inlining, process, quickstart, test, tidy};
 
 /// Runs every step; the first that fails ends it.
 pub(crate) fn run() -> Result<()> {
@@ -19,6 +19,7 @@ pub(crate) fn run() -> Result<()> {
         process::run(process::cargo().args(clippy))
     })?;
     step("canaries", canaries::run)?;
+    step("inlining", inlining::run)?;
     step("rustdoc", || {
         let rustdoc = ["doc", "--quiet", "--workspace", "--no-deps", "--locked"];
         process::run(process::cargo().args(rustdoc).env("RUSTDOCFLAGS", "--deny warnings"))

@@ -10,6 +10,7 @@ mod canaries;
 mod ci;
 mod clock;
 mod figures;
+mod inlining;
 mod kv_bench;
 mod models;
 mod options;
@@ -30,10 +31,11 @@ const USAGE: &str = "usage: cargo xtask COMMAND
 
   quickstart         build zllm, fetch a small model, start the daemon, stream one answer, stop the daemon
   test [ARGS]        fetch the test models, then run every test (ARGS go to `cargo test`)
-  ci                 what must pass before a change lands: fmt, clippy, tidy, canaries, units, a smoke run, tests
+  ci                 what must pass before a change lands: fmt, clippy, tidy, canaries, inlining, units, a smoke run, tests
   batch-check        a batch whose command and daemon are killed gives the answers of one that is left alone
   tidy               arrows between crates, file headers, line budgets, `unsafe` only in kernels, no leaks
   canaries           prove that every ban of clippy.toml and every denied lint is caught
+  inlining           prove that no release kernel calls an intrinsic that should have been inlined
   models [NAME..]    fetch the test models into the cache and check their sha256
   bench [ARGS]       prefill, decode and many sessions beside llama.cpp and the roofs; `cargo xtask bench --help` lists ARGS
   kv-bench [ARGS]    time to the first token from each tier, and what the KV store costs; `--help` lists ARGS
@@ -62,6 +64,7 @@ fn run() -> Result<()> {
         ("batch-check", []) => batch_check::run(),
         ("tidy", []) => tidy::run(),
         ("canaries", []) => canaries::run(),
+        ("inlining", []) => inlining::run(),
         ("models", names) => models::run(names),
         ("bench", _) => bench::run(&rest),
         ("kv-bench", _) => kv_bench::run(&rest),
@@ -71,7 +74,7 @@ fn run() -> Result<()> {
             print!("{USAGE}");
             Ok(())
         }
-        ("quickstart" | "ci" | "batch-check" | "tidy" | "canaries" | "perplexity", extra) => {
+        ("quickstart" | "ci" | "batch-check" | "tidy" | "canaries" | "inlining" | "perplexity", extra) => {
             bail!("`cargo xtask {command}` takes no arguments, got {extra:?}")
         }
         _ => {

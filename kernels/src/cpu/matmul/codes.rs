@@ -300,7 +300,7 @@ impl Folding for ThreeBits {
         unsafe {
             let row = |i: usize| load_row::<S>(folded, i, vector);
             if quad == 6 {
-                let [even, odd] = [row(0), row(1)].map(|row| S::bits(row, 6, 0, 3));
+                let (even, odd) = (S::bits(row(0), 6, 0, 3), S::bits(row(1), 6, 0, 3));
                 [S::or_bits(even, row(2), 6, 2, 4), S::or_bits(odd, row(2), 7, 2, 4)]
             } else {
                 let row = row(quad / 2);

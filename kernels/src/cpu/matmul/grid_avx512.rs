@@ -268,7 +268,7 @@ fn codes_of_eight(words: __m512i, [first, second]: &[[u8; 16]; 2]) -> [__m512i; 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 #[inline]
 fn codes_of_fours(words: [__m512i; 2], codes: &[u8; 16]) -> [__m512i; 4] {
-    let [[a, b], [c, d]] = words.map(|words| nibbles(words));
+    let ([a, b], [c, d]) = (nibbles(words[0]), nibbles(words[1]));
     [shuffle(codes, a), shuffle(codes, b), shuffle(codes, c), shuffle(codes, d)]
 }
 

@@ -48,10 +48,10 @@ impl<F: Format> Source for Packed<F> {
         let (at, first) = F::codes_at(block);
         // SAFETY: the block's folded codes.
         unsafe {
-            let fields = F::Folding::pair::<S>(self.group.add(at), first + 2 * pair, vector);
+            let [a, b] = F::Folding::pair::<S>(self.group.add(at), first + 2 * pair, vector);
             match F::TABLE {
-                Some(table) => fields.map(|fields| S::look_up(table, fields)),
-                None => fields,
+                Some(table) => [S::look_up(table, a), S::look_up(table, b)],
+                None => [a, b],
             }
         }
     }
