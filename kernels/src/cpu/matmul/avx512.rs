@@ -2,7 +2,7 @@
 
 use super::{
     GroupJob,
-    avx2::count,
+    avx2::{Avx2, count},
     floats, grid_avx512,
     layout::{Codes, Format, QUADS, with_format},
     panel::with_panel,
@@ -149,12 +149,11 @@ impl Simd for Avx512 {
         fn mul(a: __m512, b: __m512) -> __m512 = _mm512_mul_ps(a, b);
         fn fma(a: __m512, b: __m512, c: __m512) -> __m512 = _mm512_fmadd_ps(a, b, c);
         fn load_lane_bytes(from: *const u8) -> __m128i = _mm_loadu_si128(from.cast());
-        fn lane_bits(bytes: __m128i, from: usize, to: usize, mask: u8) -> __m128i = {
-            let moved = _mm_sll_epi16(_mm_srl_epi16(bytes, count(from)), count(to));
-            _mm_and_si128(moved, _mm_set1_epi8(mask.cast_signed()))
-        };
-        fn lane_or(a: __m128i, b: __m128i) -> __m128i = _mm_or_si128(a, b);
-        fn lane_subtract(bytes: __m128i, number: i8) -> __m128i = _mm_sub_epi8(bytes, _mm_set1_epi8(number));
+        // Sixteen bytes are half a register of AVX2: the same instructions.
+        fn lane_bits(bytes: __m128i, from: usize, to: usize, mask: u8) -> __m128i =
+            Avx2::lane_bits(bytes, from, to, mask);
+        fn lane_or(a: __m128i, b: __m128i) -> __m128i = Avx2::lane_or(a, b);
+        fn lane_subtract(bytes: __m128i, number: i8) -> __m128i = Avx2::lane_subtract(bytes, number);
         fn unsigned_bytes(bytes: __m128i) -> __m512 = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
         fn signed_bytes(bytes: __m128i) -> __m512 = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
         fn halves_of_powers(exponents: __m128i) -> __m512 = {
