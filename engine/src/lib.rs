@@ -14,6 +14,7 @@ pub mod inspect;
 mod loaded;
 pub mod message;
 mod oracle;
+mod prefill;
 mod request;
 mod runtime;
 pub mod sampling;
@@ -30,6 +31,7 @@ pub use generation::{Accepted, Alternative, Generation, NoLogits, ResumeError, R
 pub use loaded::{DeviceModel, LoadError, LoadOptions, LoadedModel, cpu_backend};
 pub use message::Message;
 pub use oracle::{Oracle, Watched};
+pub use prefill::PrefillError;
 pub use request::{
     Chat, FinishReason, GenerationParams, MAX_LOG_PROBABILITIES, MAX_STOP_TOKENS, Prompt, RequestError,
     StopCause,

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     message::Message,
+    prefill::PrefillError,
     sampling::{SamplingError, SamplingParams},
     stop::StopError,
     template::{TemplateChoice, TemplateError, builtin_names},
@@ -37,6 +38,8 @@ pub struct Chat {
     pub template: Option<TemplateChoice>,
     /// Seconds since 1970-01-01 UTC, for templates that write the date; without it they find no clock.
     pub now_unix_s: Option<i64>,
+    /// Goes on with the last message, the assistant's, instead of answering it: the prompt ends within that message.
+    pub continue_last: bool,
 }
 
 impl Chat {
@@ -184,6 +187,9 @@ pub enum RequestError {
         /// The model's name.
         model: String,
     },
+    /// A last message that cannot be continued.
+    #[error(transparent)]
+    Prefill(#[from] PrefillError),
     /// Text for a model whose file has no tokenizer.
     #[error("model {model} takes token ids only, no text: {reason}")]
     NoTokenizer {

@@ -1,11 +1,14 @@
 //! The text side of a model: tokenizer, template and limits, without a weight. Shared read-only by every thread that
 //! renders prompts or speaks of the model.
 
+use std::borrow::Cow;
+
 use crate::{
     gguf::GgufFile,
+    prefill::Prefill,
     request::{Chat, Prompt, RequestError},
     spec::ModelSpec,
-    template::{Conversation, ModelTemplates, TemplateChoice, TemplateContext},
+    template::{ChatTemplate, Conversation, ModelTemplates, TemplateChoice, TemplateContext},
     tokenizer::Tokenizer,
 };
 
@@ -127,20 +130,35 @@ impl TextModel {
         Ok(tokens)
     }
 
-    /// The text of a conversation, ready for the model to answer.
+    /// The text of a conversation, ready for the model to answer, or to go on with its own last message.
     ///
     /// # Errors
-    /// There is no template for it, or the template refuses it.
+    /// There is no template for it, the template refuses it, or its last message cannot be continued.
     pub fn render(&self, chat: &Chat) -> Result<String, RequestError> {
+        let template = self.template(chat)?;
+        let prefill = chat.continue_last.then(|| Prefill::new(&chat.messages)).transpose()?;
+        let conversation = Conversation {
+            tools: chat.tools.as_ref(),
+            now_unix_s: chat.now_unix_s,
+            add_generation_prompt: prefill.is_none(),
+            ..Conversation::new(prefill.as_ref().map_or(&chat.messages, |prefill| &prefill.messages))
+        };
+        let rendered = template.render(&conversation)?;
+        Ok(match prefill {
+            Some(prefill) => prefill.cut(rendered)?,
+            None => rendered,
+        })
+    }
+
+    /// The template for a conversation.
+    fn template(&self, chat: &Chat) -> Result<Cow<'_, ChatTemplate>, RequestError> {
         let tools = chat.tools.as_ref().filter(|tools| !tools.is_null());
         let with_tools = tools.is_some_and(|tools| tools.as_array().is_none_or(|list| !list.is_empty()));
         let template = self.templates.choose(&self.name, chat.template.as_ref(), with_tools)?;
         if with_tools && !template.takes_tools() {
             return Err(RequestError::NoTools { model: self.name.clone() });
         }
-        let conversation =
-            Conversation { tools, now_unix_s: chat.now_unix_s, ..Conversation::new(&chat.messages) };
-        Ok(template.render(&conversation)?)
+        Ok(template)
     }
 
     fn encode_text(&self, text: &str, parse_special: bool) -> Result<Vec<u32>, RequestError> {

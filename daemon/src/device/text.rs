@@ -150,7 +150,8 @@ fn engine_prompt(prompt: &zllm_wire::Prompt, now_unix_s: i64) -> Result<zllm_eng
                 zllm_wire::Template::Named(name) => TemplateChoice::Named(name.clone()),
                 zllm_wire::Template::Source(source) => TemplateChoice::Source(source.clone()),
             });
-            zllm_engine::Prompt::Chat(Chat { messages, tools, template, now_unix_s: Some(now_unix_s) })
+            let now_unix_s = Some(now_unix_s);
+            zllm_engine::Prompt::Chat(Chat { tools, template, now_unix_s, ..Chat::new(messages) })
         }
     })
 }
