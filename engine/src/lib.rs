@@ -19,6 +19,7 @@ mod request;
 mod runtime;
 pub mod sampling;
 pub mod spec;
+pub mod speech;
 mod stage;
 pub mod stop;
 pub mod template;
@@ -40,6 +41,7 @@ pub use runtime::{
     BlockError, LoadProgress, Logits, Runtime, RuntimeError, RuntimeLimits, StageOutput, StepError, StepRow,
     Want,
 };
+pub use speech::{CallStyle, Piece, SpeechReader, SpeechStyle};
 pub use stage::Stage;
 pub use template::TemplateChoice;
 pub use text_model::TextModel;

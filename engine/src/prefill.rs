@@ -69,7 +69,7 @@ impl Prefill {
 }
 
 /// The text to continue; parts are joined, since few templates take them.
-fn text(messages: &[Message]) -> Result<Cow<'_, str>, PrefillError> {
+pub(crate) fn text(messages: &[Message]) -> Result<Cow<'_, str>, PrefillError> {
     let last = messages.last().filter(|last| last.role() == "assistant").ok_or_else(|| {
         PrefillError::NotAssistant { role: messages.last().map_or("", Message::role).to_owned() }
     })?;

@@ -24,6 +24,7 @@ mod strftime;
 mod tests;
 
 use crate::message::Message;
+use crate::speech::SpeechStyle;
 use minijinja::value::Value;
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior};
 use std::sync::Arc;
@@ -152,6 +153,7 @@ pub struct ChatTemplate {
     environment: Arc<Environment<'static>>,
     context: TemplateContext,
     takes_tools: bool,
+    speech: SpeechStyle,
     /// Its name if it is built in.
     builtin: Option<&'static str>,
 }
@@ -164,7 +166,8 @@ impl ChatTemplate {
         }
         let stack_bytes = BASE_STACK_BYTES + source.len() * STACK_BYTES_PER_SOURCE_BYTE;
         let (environment, takes_tools) = on_stack(stack_bytes, || compile(source))?;
-        Ok(Self { environment: Arc::new(environment), context, takes_tools, builtin: None })
+        let speech = SpeechStyle::of_template(source);
+        Ok(Self { environment: Arc::new(environment), context, takes_tools, speech, builtin: None })
     }
 
     /// Compiles one of [`BUILTIN_NAMES`]; `None` if there is none of that name.
@@ -176,6 +179,11 @@ impl ChatTemplate {
     /// Whether the template speaks of `tools` at all. What others are given is left out of their text.
     pub fn takes_tools(&self) -> bool {
         self.takes_tools
+    }
+
+    /// How its model writes reasoning and calls, as far as the source says.
+    pub fn speech_style(&self) -> SpeechStyle {
+        self.speech
     }
 
     /// Renders a conversation.

@@ -5,9 +5,10 @@ use std::borrow::Cow;
 
 use crate::{
     gguf::GgufFile,
-    prefill::Prefill,
+    prefill::{self, Prefill},
     request::{Chat, Prompt, RequestError},
     spec::ModelSpec,
+    speech::{self, CallStyle, SpeechStyle},
     template::{ChatTemplate, Conversation, ModelTemplates, TemplateChoice, TemplateContext},
     tokenizer::Tokenizer,
 };
@@ -135,7 +136,7 @@ impl TextModel {
     /// # Errors
     /// There is no template for it, the template refuses it, or its last message cannot be continued.
     pub fn render(&self, chat: &Chat) -> Result<String, RequestError> {
-        let template = self.template(chat)?;
+        let (template, _) = self.template(chat)?;
         let prefill = chat.continue_last.then(|| Prefill::new(&chat.messages)).transpose()?;
         let conversation = Conversation {
             tools: chat.tools.as_ref(),
@@ -150,15 +151,31 @@ impl TextModel {
         })
     }
 
-    /// The template for a conversation.
-    fn template(&self, chat: &Chat) -> Result<Cow<'_, ChatTemplate>, RequestError> {
+    /// How the answer to `chat` is written, whose prompt is `prompt`, as [`Self::render`] gave it. Calls are looked for
+    /// only where tools were shown.
+    ///
+    /// # Errors
+    /// As for [`Self::render`].
+    pub fn speech_style(&self, chat: &Chat, prompt: &str) -> Result<SpeechStyle, RequestError> {
+        let (template, with_tools) = self.template(chat)?;
+        let style = template.speech_style();
+        let is_continued = chat.continue_last && speech::is_in_reasoning(&prefill::text(&chat.messages)?);
+        Ok(SpeechStyle {
+            calls: if with_tools { style.calls } else { CallStyle::None },
+            starts_in_reasoning: style.reasoning && (is_continued || speech::opens_reasoning(prompt)),
+            ..style
+        })
+    }
+
+    /// The template for a conversation, and whether it has tools to show.
+    fn template(&self, chat: &Chat) -> Result<(Cow<'_, ChatTemplate>, bool), RequestError> {
         let tools = chat.tools.as_ref().filter(|tools| !tools.is_null());
         let with_tools = tools.is_some_and(|tools| tools.as_array().is_none_or(|list| !list.is_empty()));
         let template = self.templates.choose(&self.name, chat.template.as_ref(), with_tools)?;
         if with_tools && !template.takes_tools() {
             return Err(RequestError::NoTools { model: self.name.clone() });
         }
-        Ok(template)
+        Ok((template, with_tools))
     }
 
     fn encode_text(&self, text: &str, parse_special: bool) -> Result<Vec<u32>, RequestError> {
