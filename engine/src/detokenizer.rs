@@ -33,7 +33,7 @@ impl Detokenizer {
         Self { strip_space: tokenizer.adds_space_prefix(), ..Self::default() }
     }
 
-    /// Shows the names of control tokens, which else give no text.
+    /// Shows the names of all control tokens; else those that [`Tokenizer::is_hidden`] says give no text.
     pub fn show_control(mut self, show: bool) -> Self {
         self.show_control = show;
         self
@@ -44,7 +44,7 @@ impl Detokenizer {
     /// # Panics
     /// There is no such token.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32, out: &mut String) {
-        if tokenizer.is_control(id) && !self.show_control {
+        if tokenizer.is_hidden(id) && !self.show_control {
             return;
         }
         let bytes = tokenizer.token_bytes(id);

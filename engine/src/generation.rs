@@ -349,7 +349,7 @@ impl Generation {
 
     fn bytes_of(&self, token: u32) -> &[u8] {
         match self.text_model.tokenizer() {
-            Ok(tokenizer) if (token as usize) < tokenizer.vocab_size() && !tokenizer.is_control(token) => {
+            Ok(tokenizer) if (token as usize) < tokenizer.vocab_size() && !tokenizer.is_hidden(token) => {
                 tokenizer.token_bytes(token)
             }
             _ => &[],

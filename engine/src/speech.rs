@@ -99,6 +99,11 @@ pub(crate) fn is_in_reasoning(message: &str) -> bool {
     message.trim_start().starts_with(THINK) && !message.contains(THINK_END)
 }
 
+/// Whether a token's whole text is a tag of reasoning or of a call.
+pub(crate) fn is_tag(token: &str) -> bool {
+    [THINK, THINK_END, CALL, CALL_END].contains(&token)
+}
+
 /// Reads one answer.
 #[derive(Debug, Clone)]
 pub struct SpeechReader {

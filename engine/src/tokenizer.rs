@@ -19,6 +19,7 @@ mod unigram;
 mod vocabulary;
 
 use crate::gguf::{GgufError, GgufFile, Metadata, Value};
+use crate::speech;
 
 pub use self::error::{TokenizerError, VocabularyFault};
 use self::{
@@ -267,6 +268,15 @@ impl Tokenizer {
     /// There is no such token.
     pub fn is_control(&self, id: u32) -> bool {
         matches!(self.vocabulary.kind(id), TokenKind::Control | TokenKind::Unknown)
+    }
+
+    /// Whether `id` gives no text where control tokens are not shown: one of those, but for the tags of reasoning and
+    /// calls, which are part of what a model says; some files mark them as control tokens and others do not.
+    ///
+    /// # Panics
+    /// There is no such token.
+    pub fn is_hidden(&self, id: u32) -> bool {
+        self.is_control(id) && !speech::is_tag(self.token_text(id))
     }
 
     /// The token whose text in the file is `text`.

@@ -199,6 +199,22 @@ fn byte_pairs_are_merged_and_special_tokens_found() {
 }
 
 #[test]
+fn speech_tags_are_shown_though_they_are_control_tokens() {
+    let mut kinds = [1; 99];
+    kinds[..5].fill(3);
+    let mut tokens: Vec<String> = ('!'..='~').map(String::from).collect();
+    tokens.splice(..5, ["<tool_call>", "</tool_call>", "<think>", "</think>", "<|user|>"].map(String::from));
+    tokens.extend(["Ġ", "Ġa", "ab", "Ġab", "<|im_end|>"].map(String::from));
+    let vocabulary = byte_pairs().strings("tokenizer.ggml.tokens", &tokens);
+    let tokenizer =
+        vocabulary.numbers("tokenizer.ggml.token_type", &kinds).tokenizer().expect("a sound vocabulary");
+    let (mut detokenizer, mut text) = (Detokenizer::new(), String::new());
+    [2, 97, 3, 4, 0, 96, 1, 98].iter().for_each(|&id| detokenizer.push(&tokenizer, id, &mut text));
+    assert_eq!(text, "<think> ab</think><tool_call>ab</tool_call>");
+    assert!(tokenizer.is_control(0) && !tokenizer.is_hidden(0) && tokenizer.is_hidden(4));
+}
+
+#[test]
 fn llama3_takes_whole_words_that_are_tokens_and_begins_with_bos() {
     let tokenizer =
         byte_pairs().strings("tokenizer.ggml.merges", &["Ġ a"]).text("tokenizer.ggml.pre", "llama-bpe");
