@@ -1,5 +1,5 @@
 //! Logits of a model as JSON lines, in the shape of the reference files:
-//! `logits MODEL.gguf --ids 1,2,3 [--greedy N] [--top N] [--oracle] [--threads N] [--isa scalar|avx2|avx512]`.
+//! `logits MODEL.gguf --ids 1,2,3 [--greedy N] [--top N] [--oracle] [--threads N] [--isa scalar|avx2|avx512|avx512bf16]`.
 //!
 //! One line a position: `{"pos":0,"token":1,"logits":[...]}`, or with `--top` the likeliest next tokens and their
 //! natural-log probabilities. `--greedy N` feeds the N likeliest tokens after the given ones.

@@ -25,7 +25,7 @@ use zllm_kernels::backend::KvFormat;
 use crate::{gguf::GgufFile, spec::ModelSpec, tokenizer::Tokenizer};
 
 /// To be raised when the fields change, or when the same file begins to give other keys and values.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// What one stage of a model knows of the fingerprint; that of a whole model knows all of it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -106,10 +106,10 @@ fn fingerprints_are_the_same_on_every_machine() {
         bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>()
     });
     let expected = [
-        "6668858db20ec8d1965c1acf01bc9e686f9f1dd47a53ee89a3958dfb8a32c102",
-        "83af62fff7a9fb99d01fdcfcebec1289de9ea51cebd023d02c418d9891c8fa34",
-        "e2ba39c8d179760b854bae824a1cbd144e5fd18569eba97414864ef95b4961c5",
-        "c9899635886b0db6c189c176afbc4e6be66e0e8c079fcfece08daed5a9e56f9e",
+        "ea52c7f73e0a45b33a892a91314563a322584cfd557ab289d9158ca2ff3ec0f2",
+        "2b4ef8458cb44f6b23d7bfb2429a1326875efdbec2b175ac09dbd0b4afbe974f",
+        "ff4e377b463abe385e8b52fde58603290e4642db7373e06922764658aff59848",
+        "31a0a88df037d41457c24db54d2e1526cef769d2da3ad82501f86d6937cb4b0a",
     ];
     assert_eq!(found, expected);
 }

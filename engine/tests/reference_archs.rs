@@ -11,8 +11,8 @@ use zllm_kernels::cpu::isa::Isa;
 /// The oracle against the reference, which both compute in f32.
 const ORACLE_NMSE: f64 = 1e-8;
 
-/// File, and how far the CPU backend may be. F16 and BF16 weights meet f32 activations; the others meet activations of
-/// 8 bits with one scale per 32, which alone cost about 1e-4.
+/// File, and how far the CPU backend may be. F16 weights meet f32 activations, BF16 ones activations of bf16; the
+/// others meet activations of 8 bits with one scale per 32, which alone cost about 1e-4.
 const CASES: [(&str, f64); 48] = [
     ("archs/ernie4_5-moe-moe.f16", 1e-5),
     ("archs/gemma2-dense.f16", 1e-5),

@@ -30,8 +30,9 @@ fn main() {
     let formats = args
         .next()
         .map_or(vec![KvFormat::I16, KvFormat::F16, KvFormat::Q8G64], |f| vec![f.parse().expect("FORMAT")]);
-    let isas =
-        args.next().map_or(Isa::available(), |isa| vec![isa.parse().expect("ISA: scalar, avx2 or avx512")]);
+    let isas = args
+        .next()
+        .map_or(Isa::available(), |isa| vec![isa.parse().expect("ISA: scalar, avx2, avx512 or avx512bf16")]);
     let layer = |kv_heads, dim| KvLayer { kv_heads, k_dim: dim, v_dim: dim };
     let shapes = [
         Shape { name: "qwen2.5-0.5b 14/2 d64", heads: 14, layer: layer(2, 64), window: None },

@@ -45,7 +45,7 @@ pub(crate) struct Cli {
     /// Threads that compute [default: physical cores]
     #[arg(long, value_name = "N", env = "ZLLM_THREADS")]
     pub(crate) threads: Option<usize>,
-    /// Kernels that compute: avx512, avx2 or scalar [default: the best that this machine runs]
+    /// Kernels that compute: avx512bf16, avx512, avx2 or scalar [default: the best that this machine runs]
     #[arg(long, value_name = "NAME", env = "ZLLM_ISA")]
     pub(crate) isa: Option<String>,
     /// Memory for keys and values of a model that names none, such as 512MiB

@@ -25,6 +25,8 @@ unsafe impl Plain for i8 {}
 // SAFETY: a primitive number.
 unsafe impl Plain for i32 {}
 // SAFETY: a primitive number.
+unsafe impl Plain for u32 {}
+// SAFETY: a primitive number.
 unsafe impl Plain for f32 {}
 
 /// A fixed-size, 64-byte aligned, zero-initialised array. Frees itself. Pages of a large one come to be, as zeros, when they

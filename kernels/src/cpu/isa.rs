@@ -9,12 +9,15 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
+    /// The same with BF16, which has its own kernel for weights in that format.
+    Avx512Bf16,
 }
 
 impl Isa {
     /// Every instruction set that this machine can run, slowest first.
     pub fn available() -> Vec<Self> {
-        [Self::Scalar, Self::Avx2, Self::Avx512].into_iter().filter(|isa| isa.is_supported()).collect()
+        let all = [Self::Scalar, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
+        all.into_iter().filter(|isa| isa.is_supported()).collect()
     }
 
     /// The fastest one that this machine can run.
@@ -37,6 +40,7 @@ impl Isa {
                     && has!("avx512vl")
                     && has!("avx512vnni")
             }
+            Self::Avx512Bf16 => Self::Avx512.is_supported() && has!("avx512bf16"),
         }
     }
 
@@ -52,6 +56,7 @@ impl Isa {
             Self::Scalar => "scalar",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
+            Self::Avx512Bf16 => "avx512bf16",
         }
     }
 }
@@ -63,7 +68,8 @@ impl std::str::FromStr for Isa {
             "scalar" => Ok(Self::Scalar),
             "avx2" => Ok(Self::Avx2),
             "avx512" => Ok(Self::Avx512),
-            _ => Err(format!("unknown instruction set {s:?}: scalar, avx2 or avx512")),
+            "avx512bf16" => Ok(Self::Avx512Bf16),
+            _ => Err(format!("unknown instruction set {s:?}: scalar, avx2, avx512 or avx512bf16")),
         }
     }
 }

@@ -14,7 +14,18 @@
 //! ```
 //!
 //! The integer sum is exact and below 2^24, so its inner order is free and its conversion exact; `scale` and `minimum` are
-//! exact in f32. Float weights: `acc = fma(weight[k], input[k], acc)` over ascending columns, activations unrounded.
+//! exact in f32. F32 and F16 weights: `acc = fma(weight[k], input[k], acc)` over ascending columns, activations unrounded.
+//!
+//! BF16 weights: activations are rounded to bf16 `x` (`rows`), and over ascending pairs of columns (a lone last one by itself)
+//!
+//! ```text
+//! acc = fma(weight[k + 1], x[k + 1], acc)
+//! acc = fma(weight[k], x[k], acc)
+//! ```
+//!
+//! which is what `vdpbf16ps` computes, except that it takes subnormal numbers for 0. There are none: weights and `x` below
+//! [`SMALLEST_BFLOAT`] = 2^-55 have been made 0, the others are multiples of 2^-62 (8 bits of mantissa), their products of
+//! 2^-124, and so is every sum of those, rounded or not: it is 0 or at least 2^-124, where the smallest normal f32 is 2^-126.
 //!
 //! Lanes are output rows (`layout`), so no kernel ever sums across lanes, and columns are never split over threads. A block
 //! with a NaN or an infinity in its activations gives NaN.
@@ -97,7 +108,7 @@ struct GroupJob {
     outputs: usize,
     m: usize,
     cols: usize,
-    /// `[m][cols]`, for float formats; nothing for others
+    /// `[m][cols]`, for float formats; nothing for others. In [pairs](reads_pairs) `[m][cols / 2]`, each a word
     input: *const f32,
     /// the quantised input, for all others
     rows: Rows,
@@ -129,21 +140,24 @@ pub fn multiply<'a>(
     let RowsScratch { line, made, kernels } = scratch;
     line.clear();
     terms.into_iter().for_each(|term| line.push(term, rows, cols));
-    // Kernels of float formats read f32.
-    let floats = match (line.shapes().any(|(format, _)| !format.is_quantised()), input.as_rows()) {
+    let has = |wanted: fn(BlockFormat) -> bool| line.shapes().any(|(format, _)| wanted(format));
+    let floats = match (has(|f| matches!(f, BlockFormat::F32 | BlockFormat::F16)), input.as_rows()) {
         (false, _) => &[],
         (true, Some(rows)) => rows,
         (true, None) => rows::make(pool, isa, input, (rows, cols), made),
     };
-    if line.shapes().any(|(format, _)| format.is_quantised()) {
-        let input = if floats.is_empty() { input } else { Input::Rows(floats) };
+    let input = if floats.is_empty() { input } else { Input::Rows(floats) };
+    if has(|f| f == BlockFormat::BF16) {
+        kernels.round(pool, isa, input, (rows, cols));
+    }
+    if has(BlockFormat::is_quantised) {
         kernels.quantise(pool, isa, input, (rows, cols), line.shapes().map(|(format, _)| format));
     }
     // SAFETY: the terms' borrows live for 'a, which is longer than this call.
     unsafe { multiply_line(pool, isa, floats, cols, line, kernels) };
 }
 
-/// Multiplies the rows that `scratch` has quantised, and for float formats `floats`.
+/// Multiplies the rows that `scratch` has quantised or rounded, and for F32 and F16 `floats`.
 ///
 /// # Safety
 /// The borrows of the line's terms are alive.
@@ -165,6 +179,10 @@ unsafe fn multiply_line(
         // SAFETY: as the caller promises.
         for part in unsafe { line.parts(&spread, items) } {
             let format = part.weight.format();
+            let input = match format {
+                BlockFormat::BF16 => rows.bfloats(isa, part.rows.start, cols),
+                _ => floats.as_ptr().wrapping_add(part.rows.start * cols),
+            };
             let job = GroupJob {
                 format,
                 groups: part.weight.groups()[part.groups.start * part.weight.group_bytes()..].as_ptr(),
@@ -173,7 +191,7 @@ unsafe fn multiply_line(
                 outputs: part.weight.rows() - part.groups.start * GROUP_ROWS,
                 m: part.rows.len(),
                 cols,
-                input: floats.as_ptr().wrapping_add(part.rows.start * cols),
+                input,
                 rows: rows.for_format(format, part.rows.start, cols),
                 output: part.output,
                 output_stride: part.weight.rows(),
@@ -202,11 +220,21 @@ unsafe fn run(isa: Isa, job: &GroupJob) {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => avx2::run(job),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => avx512::run(job),
+            Isa::Avx512Bf16 if job.format == BlockFormat::BF16 && reads_pairs(isa, job.cols) => {
+                avx512::run_pairs(job);
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 | Isa::Avx512Bf16 => avx512::run(job),
             #[cfg(not(target_arch = "x86_64"))]
             _ => unreachable!("{} is not supported here", isa.name()),
         }
     }
+}
+
+/// Whether the kernel for BF16 weights reads activations as pairs of bf16, the first one in the lower half of a word; else as
+/// the f32 that they are.
+fn reads_pairs(isa: Isa, cols: usize) -> bool {
+    isa == Isa::Avx512Bf16 && cols.is_multiple_of(2)
 }
 
 /// Bytes of scratch that a thread needs to decode a group before it is multiplied; 0 when it is read as it is.
@@ -216,7 +244,9 @@ fn decoded_group_bytes(isa: Isa, format: BlockFormat, m: usize, cols: usize) -> 
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => source::decoded_group_bytes(avx2::Avx2::ROWS_TO_DECODE, format, m, cols),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => source::decoded_group_bytes(avx512::Avx512::ROWS_TO_DECODE, format, m, cols),
+        Isa::Avx512 | Isa::Avx512Bf16 => {
+            source::decoded_group_bytes(avx512::Avx512::ROWS_TO_DECODE, format, m, cols)
+        }
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("{} is not supported here: {format}, {m}, {cols}", isa.name()),
     }

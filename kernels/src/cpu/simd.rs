@@ -38,7 +38,9 @@ pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => avx2::Avx2::new().expect("this machine has AVX2, FMA and F16C").enter(kernel),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => avx512::Avx512::new().expect("this machine has AVX-512 with VNNI").enter(kernel),
+        Isa::Avx512 | Isa::Avx512Bf16 => {
+            avx512::Avx512::new().expect("this machine has AVX-512 with VNNI").enter(kernel)
+        }
         #[cfg(not(target_arch = "x86_64"))]
         _ => panic!("instruction set {} belongs to another architecture", isa.name()),
     }

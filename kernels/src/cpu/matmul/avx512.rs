@@ -3,14 +3,15 @@
 use super::{
     GroupJob,
     avx2::{Avx2, count},
-    floats, grid_avx512,
+    floats::{self, Tile},
+    grid_avx512,
     layout::{Codes, Format, QUADS, with_format},
     panel::with_panel,
     simd::Simd,
     tile,
 };
 use crate::blocks::BlockFormat;
-use std::arch::x86_64::*;
+use std::{arch::x86_64::*, mem::transmute};
 
 /// Runs a job.
 ///
@@ -46,6 +47,61 @@ unsafe fn decoded<P: Codes>(job: &GroupJob) {
 unsafe fn float_weights(job: &GroupJob) {
     // SAFETY: as the caller promises.
     unsafe { floats::run::<Avx512>(job) }
+}
+
+/// Runs a job of BF16 weights by `vdpbf16ps`.
+///
+/// # Safety
+/// As for [`super::run`]; the activations are pairs.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
+pub(super) unsafe fn run_pairs(job: &GroupJob) {
+    // SAFETY: as the caller promises.
+    unsafe { floats::walk::<Avx512, Pairs>(job) }
+}
+
+/// BF16 weights and pairs of activations.
+struct Pairs;
+
+impl Tile<Avx512> for Pairs {
+    const BYTES: usize = 2;
+    const COLS_IN_WORD: usize = 2;
+    // Measured: 8 rows 242 GMAC/s, 6 rows 222, 10 to 13 rows 237.
+    const ROWS: usize = 8;
+
+    #[inline(always)]
+    unsafe fn multiply<const M: usize>(
+        cols: usize,
+        weights: *const u8,
+        input: *const f32,
+        output: *mut f32,
+        stride: usize,
+    ) {
+        let words = cols / 2;
+        // SAFETY: as the caller promises. A vector is a column of the whole group, or 32 bf16 in pairs.
+        unsafe {
+            let mut acc = [[_mm512_setzero_ps(); 2]; M];
+            for k in 0..words {
+                let first = _mm512_loadu_si512(weights.add(k * 128).cast());
+                let second = _mm512_loadu_si512(weights.add(k * 128 + 64).cast());
+                // Four rows of every eight, and the other four.
+                let pairs: [__m512bh; 2] =
+                    transmute([_mm512_unpacklo_epi16(first, second), _mm512_unpackhi_epi16(first, second)]);
+                for (m, acc) in acc.iter_mut().enumerate() {
+                    let x: __m512bh = transmute(_mm512_set1_epi32(*input.cast::<i32>().add(m * words + k)));
+                    for (acc, pairs) in acc.iter_mut().zip(pairs) {
+                        *acc = _mm512_dpbf16_ps(*acc, pairs, x);
+                    }
+                }
+            }
+            let lower = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+            let upper = _mm512_add_epi32(lower, _mm512_set1_epi32(8));
+            for (m, [even, odd]) in acc.into_iter().enumerate() {
+                let output = output.add(m * stride);
+                _mm512_storeu_ps(output, _mm512_permutex2var_ps(even, lower, odd));
+                _mm512_storeu_ps(output.add(16), _mm512_permutex2var_ps(even, upper, odd));
+            }
+        }
+    }
 }
 
 /// The vectors of this file.

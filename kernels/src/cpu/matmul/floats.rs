@@ -1,4 +1,4 @@
-//! The vector kernels for float weights, once for all instruction sets: f32 activations, columns in ascending order.
+//! The vector kernels for float weights, once for all instruction sets: activations of f32, columns in the order of [`super`].
 
 use super::{
     GroupJob,
@@ -17,9 +17,9 @@ pub(super) unsafe fn run<S: Simd>(job: &GroupJob) {
     // SAFETY: as the caller promises.
     unsafe {
         match job.format {
-            BlockFormat::F32 => walk_floats::<S, F32>(job),
-            BlockFormat::F16 => walk_floats::<S, F16>(job),
-            _ => walk_floats::<S, BF16>(job),
+            BlockFormat::F32 => walk::<S, F32>(job),
+            BlockFormat::F16 => walk::<S, F16>(job),
+            _ => walk::<S, BF16>(job),
         }
     }
 }
@@ -29,27 +29,33 @@ pub(super) unsafe fn run<S: Simd>(job: &GroupJob) {
 /// # Safety
 /// As for [`super::run`].
 #[inline(always)]
-unsafe fn walk_floats<S: Simd, W: Float>(job: &GroupJob) {
+pub(super) unsafe fn walk<S: Simd, T: Tile<S>>(job: &GroupJob) {
     for g in 0..job.count {
         let (output, stride) = output_of(job, g);
         let mut row = 0;
         while row < job.m {
-            let count = (job.m - row).min(S::TILE_ROWS);
+            let count = (job.m - row).min(T::ROWS);
             macro_rules! pick {
                 ($($n:literal)*) => {
                     match count {
                         $($n => for first in (0..GROUP_ROWS / S::LANES).step_by(2) {
-                            let weights = job.groups.add(g * job.group_bytes + first * S::LANES * W::BYTES);
-                            let input = job.input.add(row * job.cols);
+                            let weights = job.groups.add(g * job.group_bytes + first * S::LANES * T::BYTES);
+                            let input = job.input.add(row * job.cols / T::COLS_IN_WORD);
                             let output = output.add(row * stride + first * S::LANES);
-                            float_tile::<S, W, $n>(job.cols, weights, input, output, stride);
+                            T::multiply::<$n>(job.cols, weights, input, output, stride);
                         },)*
                         _ => unreachable!("a tile of {count} rows"),
                     }
                 };
             }
             // SAFETY: as the caller promises: `count` rows from `row` on, and all vectors of group `g`.
-            unsafe { if S::TILE_ROWS == 3 { pick!(1 2 3) } else { pick!(1 2 3 4 5 6) } }
+            unsafe {
+                match T::ROWS {
+                    3 => pick!(1 2 3),
+                    6 => pick!(1 2 3 4 5 6),
+                    _ => pick!(1 2 3 4 5 6 7 8),
+                }
+            }
             row += count;
         }
         // SAFETY: as the caller promises; the group is done.
@@ -57,10 +63,34 @@ unsafe fn walk_floats<S: Simd, W: Float>(job: &GroupJob) {
     }
 }
 
+/// How a tile of float weights is multiplied.
+pub(super) trait Tile<S: Simd> {
+    /// Bytes of a weight.
+    const BYTES: usize;
+    /// Columns of activations in a word of them.
+    const COLS_IN_WORD: usize;
+    /// Most rows of activations.
+    const ROWS: usize;
+
+    /// `M` rows of activations by two vectors of rows: the order contract of [`super`].
+    ///
+    /// # Safety
+    /// As for [`super::run`]; `weights` is the first vector of column 0, `output` the first row's place for it, `input` that row.
+    unsafe fn multiply<const M: usize>(
+        cols: usize,
+        weights: *const u8,
+        input: *const f32,
+        output: *mut f32,
+        stride: usize,
+    );
+}
+
 /// A float format as a type.
 trait Float {
     /// Bytes of a weight.
     const BYTES: usize;
+    /// The order of two columns.
+    const ORDER: [usize; 2] = [0, 1];
     /// Loads a vector of weights.
     ///
     /// # Safety
@@ -92,6 +122,7 @@ impl Float for F16 {
 
 impl Float for BF16 {
     const BYTES: usize = 2;
+    const ORDER: [usize; 2] = [1, 0];
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const u8) -> S::Floats {
         // SAFETY: as the caller promises.
@@ -99,35 +130,46 @@ impl Float for BF16 {
     }
 }
 
-/// `M` rows of activations by two vectors of rows: the order contract of [`super`].
-///
-/// # Safety
-/// As for [`super::run`]; `weights` is the first vector of column 0, `output` the first row's place for it.
-#[allow(clippy::needless_range_loop, reason = "the loops are over registers of several arrays at once")]
-#[inline(always)]
-unsafe fn float_tile<S: Simd, W: Float, const M: usize>(
-    cols: usize,
-    weights: *const u8,
-    input: *const f32,
-    output: *mut f32,
-    stride: usize,
-) {
-    // SAFETY: as the caller promises.
-    unsafe {
-        let mut acc = [[S::floats(0.0); 2]; M];
-        for k in 0..cols {
-            let column = weights.add(k * GROUP_ROWS * W::BYTES);
-            let pair = [W::load::<S>(column), W::load::<S>(column.add(S::LANES * W::BYTES))];
-            for m in 0..M {
-                let x = S::floats(*input.add(m * cols + k));
-                for n in 0..2 {
-                    acc[m][n] = S::fma(pair[n], x, acc[m][n]);
-                }
+impl<S: Simd, W: Float> Tile<S> for W {
+    const BYTES: usize = W::BYTES;
+    const COLS_IN_WORD: usize = 1;
+    const ROWS: usize = S::TILE_ROWS;
+
+    #[allow(clippy::needless_range_loop, reason = "the loops are over registers of several arrays at once")]
+    #[inline(always)]
+    unsafe fn multiply<const M: usize>(
+        cols: usize,
+        weights: *const u8,
+        input: *const f32,
+        output: *mut f32,
+        stride: usize,
+    ) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let mut acc = [[S::floats(0.0); 2]; M];
+            macro_rules! add {
+                ($k:expr) => {
+                    let column = weights.add($k * GROUP_ROWS * W::BYTES);
+                    let pair = [W::load::<S>(column), W::load::<S>(column.add(S::LANES * W::BYTES))];
+                    for m in 0..M {
+                        let x = S::floats(*input.add(m * cols + $k));
+                        for n in 0..2 {
+                            acc[m][n] = S::fma(pair[n], x, acc[m][n]);
+                        }
+                    }
+                };
             }
-        }
-        for m in 0..M {
-            for n in 0..2 {
-                S::store_floats(output.add(m * stride + n * S::LANES), acc[m][n]);
+            for k in (0..cols / 2 * 2).step_by(2) {
+                add!(k + W::ORDER[0]);
+                add!(k + W::ORDER[1]);
+            }
+            if cols % 2 == 1 {
+                add!(cols - 1);
+            }
+            for m in 0..M {
+                for n in 0..2 {
+                    S::store_floats(output.add(m * stride + n * S::LANES), acc[m][n]);
+                }
             }
         }
     }

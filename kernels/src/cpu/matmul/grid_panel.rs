@@ -201,7 +201,9 @@ mod tests {
                     // SAFETY: the machine has the instruction set.
                     Isa::Avx2 => unsafe { grid_avx2::decode_units(format, &group, &mut got) },
                     // SAFETY: as above.
-                    Isa::Avx512 => unsafe { grid_avx512::decode_units(format, &group, &mut got) },
+                    Isa::Avx512 | Isa::Avx512Bf16 => unsafe {
+                        grid_avx512::decode_units(format, &group, &mut got)
+                    },
                 }
                 let spans = BLOCK_COLS / format.scale_span();
                 for (i, part) in got.chunks_exact_mut(GROUP_ROWS).enumerate() {

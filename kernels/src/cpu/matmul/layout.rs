@@ -5,7 +5,7 @@
 //! **blocks** ([`super::codes`]). Bytes stand in the order in which the kernels read them. Which format has which header and
 //! which codes is the table of `formats!` below.
 //!
-//! Float formats have no header: the 32 rows' values of column 0, of column 1, and so on. All other formats are decoded before
+//! Float formats have no header: the 32 rows' values of column 0, of column 1, and so on (the smallest BF16 made 0). All other formats are decoded before
 //! they are multiplied ([`super::panel`]): a unit is the 32 rows' file blocks, transposed ([`super::grid`]).
 
 use super::{

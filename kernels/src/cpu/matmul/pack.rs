@@ -8,6 +8,7 @@ use super::{
     codes::{Folding, Quad},
     grid,
     layout::{self, BLOCK_COLS, Format, GROUP_ROWS, QUAD_BYTES, QUADS, with_format},
+    rows::SMALLEST_BFLOAT,
     scales::Header,
     transpose::{FileRows, Transpose},
 };
@@ -42,6 +43,9 @@ pub(super) unsafe fn pack_groups<T: Transpose>(
             2 => pack_halves(&rows, cols, group),
             _ => pack_floats(&rows, cols, group),
         });
+        if format == BlockFormat::BF16 {
+            flush(group);
+        }
     }
 }
 
@@ -79,6 +83,17 @@ fn pack_halves<T: Transpose>(rows: &FileRows<'_, T>, cols: usize, group: &mut [u
     }
     for (column, out) in (cols / 8 * 8..cols).zip(rest.chunks_exact_mut(COLUMN_BYTES)) {
         out.copy_from_slice(rows.each::<2>(column * 2).as_flattened());
+    }
+}
+
+/// Makes 0 of bf16 below the least that is multiplied.
+#[inline(always)]
+fn flush(group: &mut [u8]) {
+    const SMALLEST: u16 = (SMALLEST_BFLOAT.to_bits() >> 16) as u16;
+    for weight in group.as_chunks_mut::<2>().0 {
+        let bits = u16::from_le_bytes(*weight);
+        let kept = if bits & 0x7fff < SMALLEST { bits & 0x8000 } else { bits };
+        *weight = kept.to_le_bytes();
     }
 }
 

@@ -1,14 +1,17 @@
-//! Activations as the kernels read them: signed bytes with one scale per 32, made once for all weights of a call.
+//! Activations as the kernels read them: signed bytes with one scale per 32, or bf16, made once for all weights of a call.
 //!
 //! A block of 32 values `x` becomes `q = round(x * (127 / max |x|))`, half to even, and `scale = max |x| / 127`: symmetric, so
 //! that no code is -128 and every product with an unsigned weight code fits the 16-bit sums of AVX2. The order in
 //! which the greatest magnitude is found is free; whether all values are finite shows in sums, where NaN and infinity stay. A
 //! block with a non-finite value gets the scale NaN and codes 0: its outputs are NaN. A block below `SMALLEST_MAGNITUDE` is 0.
+//!
+//! For BF16 weights a value becomes the nearest bf16, half to even; below `SMALLEST_BFLOAT` it becomes 0.
 
 use super::{
     input::{Copied, Input, Sink},
     layout::{BLOCK_COLS, GROUP_ROWS},
     line::Line,
+    reads_pairs,
 };
 use crate::{
     blocks::BlockFormat,
@@ -24,6 +27,8 @@ use std::ops::Range;
 
 /// Below it 127 / magnitude could overflow; such activations are noise beside any weight.
 const SMALLEST_MAGNITUDE: f32 = 1e-36;
+/// A bf16 below it is taken for 0, weight or activation, so that no sum of products is subnormal ([`super`]).
+pub(super) const SMALLEST_BFLOAT: f32 = f32::from_bits((127 - 55) << 23);
 /// Blocks in a piece of the parallel quantisation: about 1 us of work.
 const BLOCKS_IN_PIECE: usize = 128;
 /// 1.5 * 2^23: adding it rounds a small float to an integer, half to even, in the low bits of the pattern.
@@ -68,6 +73,8 @@ pub(super) struct KernelScratch {
     scaled_sum: Grown<f32>,
     scaled_half_sums: Grown<f32>,
     starts: [Grown<i32>; STARTS.len()],
+    /// Activations rounded to bf16: patterns of f32, or pairs.
+    bfloats: Grown<u32>,
     /// A decoded group for each thread.
     decoded: Grown<u8>,
     /// Outputs of a partial group for each thread.
@@ -128,6 +135,18 @@ impl KernelScratch {
         });
     }
 
+    /// Rounds `rows` rows of `cols` values for BF16 weights.
+    pub(super) fn round(&mut self, pool: &Pool, isa: Isa, input: Input<'_>, (rows, cols): (usize, usize)) {
+        let in_pairs = reads_pairs(isa, cols);
+        let together = if in_pairs { 2 } else { 1 };
+        let words = Shared::new(self.bfloats.at_least(rows * cols / together));
+        each(pool, isa, input, (rows, cols), |own| {
+            // SAFETY: the pool hands out each unit once; one of pairs is whole pairs.
+            let words = unsafe { words.part(own.start / together..own.end / together) };
+            Rounded { words, in_pairs }
+        });
+    }
+
     /// The quantised rows, and each thread's staging of `m * 32` outputs, `decoded_bytes` for a decoded group and `sums`
     /// outputs.
     pub(super) fn for_kernels(
@@ -143,6 +162,7 @@ impl KernelScratch {
             scaled_sum: self.scaled_sum.as_ptr(),
             scaled_half_sums: self.scaled_half_sums.as_ptr(),
             starts: std::array::from_fn(|kind| self.starts[kind].as_ptr()),
+            bfloats: self.bfloats.as_ptr(),
         };
         let buffers = Buffers {
             staging: Shared::new(self.staging.at_least(threads * m * GROUP_ROWS)),
@@ -168,6 +188,7 @@ pub(super) struct RowsOfFormats {
     scaled_sum: *const f32,
     scaled_half_sums: *const f32,
     starts: [*const i32; STARTS.len()],
+    bfloats: *const u32,
 }
 
 // SAFETY: only read, while the scratch that owns the memory is borrowed by `multiply`.
@@ -183,6 +204,12 @@ impl RowsOfFormats {
             cols,
             spans(format),
         )
+    }
+
+    /// The rounded rows from `row` on (of `cols` values), as a kernel for BF16 weights reads them.
+    pub(super) fn bfloats(&self, isa: Isa, row: usize, cols: usize) -> *const f32 {
+        let words = if reads_pairs(isa, cols) { cols / 2 } else { cols };
+        self.bfloats.wrapping_add(row * words).cast()
     }
 }
 
@@ -232,16 +259,26 @@ pub(super) fn make<'b>(
     (rows, cols): (usize, usize),
     buffer: &'b mut Grown<f32>,
 ) -> &'b [f32] {
-    let unit = input.unit(cols);
     let made = Shared::new(buffer.at_least(rows * cols));
+    // SAFETY: the pool hands out each unit once.
+    each(pool, isa, input, (rows, cols), |own| Copied(unsafe { made.part(own) }));
+    buffer.at_least(rows * cols)
+}
+
+/// Gives all rows to sinks, each for a run of whole [units](Input::unit).
+fn each<T: Sink>(
+    pool: &Pool,
+    isa: Isa,
+    input: Input<'_>,
+    (rows, cols): (usize, usize),
+    sink: impl Fn(Range<usize>) -> T + Sync,
+) {
+    let unit = input.unit(cols);
     let grain = (BLOCKS_IN_PIECE * BLOCK_COLS / input.cost()).div_ceil(unit);
     pool.split(rows * cols / unit, grain, &|units, _| {
         let own = units.start * unit..units.end * unit;
-        // SAFETY: the pool hands out each unit once.
-        let part = unsafe { made.part(own.clone()) };
-        simd::dispatch(isa, Each { input, cols, own, sink: Copied(part) });
+        simd::dispatch(isa, Each { input, cols, own: own.clone(), sink: sink(own) });
     });
-    buffer.at_least(rows * cols)
 }
 
 /// A part of the rows on its way to `sink`.
@@ -321,6 +358,39 @@ impl Quantised<'_> {
             }
         }
     }
+}
+
+/// Rounds values to bf16.
+struct Rounded<'a> {
+    words: &'a mut [u32],
+    /// whether a word has two of them
+    in_pairs: bool,
+}
+
+impl Sink for Rounded<'_> {
+    /// Whole pairs, where they are wanted.
+    #[inline(always)]
+    fn take<S: Simd>(&mut self, _s: S, values: &[f32]) {
+        if self.in_pairs {
+            let pairs = values.as_chunks::<2>().0;
+            for (word, [first, second]) in next(&mut self.words, pairs.len()).iter_mut().zip(pairs) {
+                *word = bfloat(*first) >> 16 | bfloat(*second);
+            }
+        } else {
+            for (word, value) in next(&mut self.words, values.len()).iter_mut().zip(values) {
+                *word = bfloat(*value);
+            }
+        }
+    }
+}
+
+/// The pattern, as an f32, of the bf16 nearest to a number.
+#[inline(always)]
+fn bfloat(x: f32) -> u32 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) & 0xffff_0000;
+    let number = if x.abs() < SMALLEST_BFLOAT { 0 } else { rounded };
+    if x.is_nan() { f32::NAN.to_bits() } else { number }
 }
 
 fn halves_of(x: &[f32; BLOCK_COLS]) -> [&[f32; LANES]; 2] {
@@ -497,6 +567,47 @@ pub(super) mod tests {
             assert_eq!(bits(&got.scaled_sum), bits(&want.scaled_sum), "{}", isa.name());
             assert_eq!(bits(&got.scaled_half_sums), bits(&want.scaled_half_sums), "{}", isa.name());
             assert_eq!(got.starts, want.starts, "{}", isa.name());
+        }
+    }
+
+    #[test]
+    fn bfloats_are_the_nearest_even_ones_or_zero() {
+        let mut state = 12345u32;
+        let mut input: Vec<f32> = (0..20_000)
+            .map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                f32::from_bits(state.rotate_left(13))
+            })
+            .collect();
+        // Middles, which go to even, and both sides of the smallest.
+        let few = [0x3f80_8000, 0x3f81_8000, 0x3f80_8001, 0x2400_0000, 0x23ff_ffff, 0x7f7f_ffff, 0x7fff_ffff]
+            .map(f32::from_bits);
+        input[..7].copy_from_slice(&few);
+        input[7..10].copy_from_slice(&[f32::NEG_INFINITY, -0.0, f32::NAN]);
+        let want = |&x: &f32| {
+            let number = half::bf16::from_f32(x).to_bits();
+            if x.is_nan() {
+                0x7fc0
+            } else if x.abs() < SMALLEST_BFLOAT {
+                0
+            } else {
+                number
+            }
+        };
+        let want: Vec<u16> = input.iter().map(want).collect();
+        for isa in Isa::available() {
+            for in_pairs in [false, true] {
+                let mut words = vec![0u32; input.len()];
+                let sink = Rounded { words: &mut words, in_pairs };
+                let own = 0..input.len();
+                simd::dispatch(isa, Each { input: Input::Rows(&input), cols: 32, own, sink });
+                let halves = words.iter().flat_map(|word| [*word as u16, (word >> 16) as u16]);
+                let got: Vec<u16> = match in_pairs {
+                    true => halves.take(input.len()).collect(),
+                    false => halves.skip(1).step_by(2).collect(),
+                };
+                assert_eq!(got, want, "{} {in_pairs}", isa.name());
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use super::{
     layout::{BLOCK_COLS, Codes, Format, GROUP_ROWS, QUAD_BYTES, QUADS, with_format},
     panel::with_panel,
 };
-use crate::blocks::{self, MAX_BLOCK_LEN, Scales, unpack_codes};
+use crate::blocks::{self, BlockFormat, MAX_BLOCK_LEN, Scales, unpack_codes};
 
 /// Runs a job.
 ///
@@ -130,8 +130,10 @@ unsafe fn multiply_floats(job: &GroupJob, g: usize, group: &[u8]) {
     let lanes = GROUP_ROWS.min(job.outputs - g * GROUP_ROWS);
     let width = job.format.block_bytes();
     let mut weights = [0f32; GROUP_ROWS];
-    for (k, column) in group.chunks_exact(GROUP_ROWS * width).enumerate() {
-        blocks::decode_row(job.format, column, &mut weights);
+    for step in 0..job.cols {
+        // BF16: the second column of each pair first.
+        let k = if job.format == BlockFormat::BF16 && step ^ 1 < job.cols { step ^ 1 } else { step };
+        blocks::decode_row(job.format, &group[k * GROUP_ROWS * width..][..GROUP_ROWS * width], &mut weights);
         for i in 0..job.m {
             // SAFETY: row i < m, column k < cols; the outputs are the job's own.
             let (x, out) = unsafe {

@@ -163,7 +163,8 @@ impl PackedWeight {
         self.place.bytes()
     }
 
-    /// Decodes one row to f32, equal to the last bit to decoding it from the file: an embedding needs no second copy.
+    /// Decodes one row to f32, equal to the last bit to decoding it from the file (but for the smallest BF16, which are 0): an
+    /// embedding needs no second copy.
     ///
     /// # Panics
     /// When there is no such row or `out` is not `cols` long.
@@ -239,7 +240,9 @@ fn pack_groups(isa: Isa, format: BlockFormat, cols: usize, rows: &[u8], out: &mu
         Isa::Scalar => unsafe { pack::pack_groups::<Plain>(format, cols, rows, out) },
         // SAFETY: `pack_all` has checked that the machine has the instruction set.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 | Isa::Avx512 => unsafe { super::avx2::pack_groups(format, cols, rows, out) },
+        Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 => unsafe {
+            super::avx2::pack_groups(format, cols, rows, out)
+        },
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("{} is not supported here", isa.name()),
     }
