@@ -11,6 +11,7 @@ use crate::blocks::BlockFormat;
 use std::{
     arch::x86_64::{_MM_HINT_T0, _mm_prefetch},
     marker::PhantomData,
+    ops::Range,
 };
 
 /// Decoded groups that do not fit half of a usual second-level cache are not worth having.
@@ -20,14 +21,16 @@ const LARGEST_DECODED_GROUP: usize = 512 << 10;
 /// # Safety
 /// All methods: block, span, pair and vector lie inside the group.
 pub(super) trait Source: Copy {
+    /// Whether each block has its own header, so that it is one run of bytes.
+    const IS_LINEAR: bool;
     /// A block's codes.
     unsafe fn codes(self, block: usize) -> *const u8;
     /// Quads `2 * pair` and `2 * pair + 1` of a block, for the lanes of vector `vector`.
     unsafe fn pair<S: Simd>(self, block: usize, pair: usize, vector: usize) -> [S::Codes; 2];
     /// Scale and minimum of a span of a block.
     unsafe fn scales<S: Simd>(self, block: usize, span: usize, vector: usize) -> (S::Floats, S::Floats);
-    /// Fetches what lies `ahead` bytes after a block, which may be anywhere; nothing when it is 0.
-    unsafe fn prefetch(self, block: usize, ahead: usize);
+    /// Fetches what lies `ahead` bytes after some pairs of a block's quads, which may be anywhere; nothing when it is 0.
+    unsafe fn prefetch(self, block: usize, pairs: Range<usize>, ahead: usize);
 }
 
 /// A group as it lies in memory.
@@ -38,6 +41,8 @@ pub(super) struct Packed<F> {
 }
 
 impl<F: Format> Source for Packed<F> {
+    const IS_LINEAR: bool = F::UNIT_BLOCKS == 1;
+
     #[inline(always)]
     unsafe fn codes(self, block: usize) -> *const u8 {
         self.group.wrapping_add(F::codes_at(block).0)
@@ -63,16 +68,18 @@ impl<F: Format> Source for Packed<F> {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(self, block: usize, ahead: usize) {
+    unsafe fn prefetch(self, block: usize, pairs: Range<usize>, ahead: usize) {
         if ahead == 0 {
             return;
         }
         let bytes = F::Folding::BYTES / F::Folding::BLOCKS;
         let (folded, quad) = F::codes_at(block);
         let codes = folded + quad / QUADS * bytes;
+        let at = |pair: usize| codes + (bytes * pair / (QUADS / 2)).next_multiple_of(64);
         // The first block of a unit fetches the header too.
-        let from = if block.is_multiple_of(F::UNIT_BLOCKS) { F::header_at(block) } else { codes };
-        for line in (from..codes + bytes).step_by(64) {
+        let has_header = pairs.start == 0 && block.is_multiple_of(F::UNIT_BLOCKS);
+        let from = if has_header { F::header_at(block) } else { at(pairs.start) };
+        for line in (from..at(pairs.end)).step_by(64) {
             let at = self.group.wrapping_add(line + ahead);
             // SAFETY: a hint that cannot fault.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
@@ -106,6 +113,8 @@ impl<C: Codes> Decoded<C> {
 }
 
 impl<C: Codes> Source for Decoded<C> {
+    const IS_LINEAR: bool = false;
+
     #[inline(always)]
     unsafe fn codes(self, block: usize) -> *const u8 {
         self.blocks.wrapping_add(block * C::DECODED_BYTES + Self::SCALE_BYTES)
@@ -130,7 +139,7 @@ impl<C: Codes> Source for Decoded<C> {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(self, _block: usize, _ahead: usize) {}
+    unsafe fn prefetch(self, _block: usize, _pairs: Range<usize>, _ahead: usize) {}
 }
 
 /// Decodes a packed group for [`Decoded`].

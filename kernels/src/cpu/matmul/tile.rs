@@ -12,14 +12,18 @@ use super::{
     simd::Simd,
     source::{Decoded, Packed, Source, decode_group, decoded_group_bytes, pays_to_decode},
 };
-use std::{marker::PhantomData, ops::Range};
+use std::{
+    marker::PhantomData,
+    ops::Range,
+    sync::atomic::{Ordering, compiler_fence},
+};
 
 /// Blocks of columns that several tiles walk before the next 256 columns are fetched.
 const BLOCKED_COLS: usize = 256;
-/// How far one tile alone fetches ahead: 16 blocks of columns, where they are at least 10 KB (Q2_K, one row: 27 GB/s at 5 KB,
-/// 33 at 10).
-const BLOCKS_AHEAD: usize = 16;
-const LEAST_BYTES_AHEAD: usize = 10 << 10;
+/// How far one tile alone fetches ahead.
+const BYTES_AHEAD: usize = 8 << 10;
+/// Tiles of so few rows wait for memory more than they compute.
+const FEW_ROWS: usize = 4;
 
 /// How a group is walked.
 #[derive(Clone, Copy)]
@@ -33,24 +37,24 @@ struct Plan {
 }
 
 impl Plan {
-    /// Measured on a Zen 5 server core, weights from memory, GB/s of one thread of about 30 that it can read: fetching ahead
-    /// lifts K-quants (Q4_K one row 19 to 29, four rows 10 to 21; Q6_K 14 to 22 and 8 to 26; Q2_K and Q3_K twofold), whose
-    /// long units defeat the hardware's own fetching. It costs the others up to four rows (Q4_0 30 to 25), lifts them from
-    /// five on (Q5_0 six rows 15 to 26), and never helps Q8_0. With more tiles than one, columns are blocked so that the last
-    /// tile can fetch. 16 rows are two tiles of 8: with three of 5 and 6 Q4_1 had 13 GB/s instead of 19, Q8_0 22 instead of 29.
-    /// Two scales a block leave no registers for a tile of eight rows.
+    /// Measured on a Zen 5 server core, weights from memory, in turns with plain reads of the same bytes (38 GB/s then) and the
+    /// other plan. Fetching ahead wins wherever a group goes to one tile: in the order of memory Q5_0 has 34 GB/s with it
+    /// and 28 without, Q4_1 34 and 29, K-quants twice as much, whose long units defeat the hardware's own fetching. Q8_0 with one
+    /// row has 37 without it and 35 with it, with two 33 and 34, with eight 23 and 29. 6 to 8 KB ahead are best for
+    /// all, 4 and 12 cost 3 to 6 %. With more tiles than one, columns are blocked so that the last tile can fetch. 16 rows are two
+    /// tiles of 8: with three of 5 and 6 Q4_1 had 13 GB/s instead of 19, Q8_0 22 instead of 29. Two scales a block leave no
+    /// registers for a tile of eight rows.
     #[inline(always)]
     fn new<S: Simd, F: Format>(m: usize, blocks: usize) -> Self {
         let whole = Self { tile_rows: S::TILE_ROWS, blocks, ahead: 0 };
-        let ahead = (BLOCKS_AHEAD * F::UNIT_BYTES / F::UNIT_BLOCKS).max(LEAST_BYTES_AHEAD);
-        let fetching = Self { ahead, ..whole };
+        let fetching = Self { ahead: BYTES_AHEAD, ..whole };
         let long_units = F::UNIT_BLOCKS > 1;
         let bits = F::Folding::LARGEST.ilog2() + 1;
         match m {
-            ..=8 if bits == 8 => Self { tile_rows: widest::<S>(), ..whole },
+            ..=1 if bits == 8 => whole,
+            ..=8 if bits == 8 => Self { tile_rows: widest::<S>(), ..fetching },
             13..=16 if F::SPANS == 1 => Self::blocked::<F>(widest::<S>()),
             _ if bits == 8 => whole,
-            ..=4 if !long_units => whole,
             ..=6 => fetching,
             7..=8 if F::SPANS == 2 => Self::blocked::<F>(S::TILE_ROWS.min(4)),
             7..=8 => Self { tile_rows: widest::<S>(), ..fetching },
@@ -254,6 +258,9 @@ unsafe fn multiply_tile<S: Simd, C: Codes, G: Source, const M: usize, const N: u
     let corrected = C::OFFSET != 0 && !(C::SIGNED && S::SIGNED_BYTES);
     // Sums end with their span.
     let quads_between_settles = S::quads_between_settles(C::LARGEST).min(QUADS / C::SPANS);
+    // Left to itself the compiler loads the even vectors of a block first and then the odd ones, which the hardware's fetching
+    // does not follow well: Q8_0 with one row had 88 % of what plain reads get from memory, in order it has 97 %.
+    let in_order = G::IS_LINEAR && M <= FEW_ROWS && N * S::LANES == GROUP_ROWS;
     // SAFETY: as the caller promises: rows tile.row..tile.row + M of the activations, blocks and vectors of the group, and
     // 32 outputs of each of the M rows.
     unsafe {
@@ -267,7 +274,9 @@ unsafe fn multiply_tile<S: Simd, C: Codes, G: Source, const M: usize, const N: u
             }
         }
         for b in tile.blocks.clone() {
-            source.prefetch(b, tile.ahead);
+            if !in_order {
+                source.prefetch(b, 0..QUADS / 2, tile.ahead);
+            }
             let mut partial = [[S::no_partial(); N]; M];
             let mut ints = [[S::ints(0); N]; M];
             for span in 0..C::SPANS {
@@ -277,6 +286,10 @@ unsafe fn multiply_tile<S: Simd, C: Codes, G: Source, const M: usize, const N: u
                     ints[m] = [S::ints(start); N];
                 }
                 for pair in span * QUADS / 2 / C::SPANS..(span + 1) * QUADS / 2 / C::SPANS {
+                    if in_order {
+                        compiler_fence(Ordering::SeqCst);
+                        source.prefetch(b, pair..pair + 1, tile.ahead);
+                    }
                     let mut weights = [[S::load_codes(source.codes(b)); 2]; N];
                     for n in 0..N {
                         weights[n] = source.pair::<S>(b, pair, first + n);
