@@ -21,14 +21,14 @@ use crate::pulse::{Organ, Pulses};
 use crate::scheduler::models::LoadState;
 use crate::scheduler::{Drain, Durable, Fellows, Recover, SchedulerActor, WantModel, WantedModels};
 use crate::server::listen::{Listening, SocketGuard};
-use crate::server::{self, Life, Services};
+use crate::server::{self, Life};
+use crate::services::Services;
 use crate::stop::{StopHandle, StopListener, StopReason};
 use crate::{notify, server::listen};
 use anyhow::{Context, bail};
 use std::net::TcpListener;
-use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -87,7 +87,7 @@ pub(crate) async fn run(
     let (stop, mut stops) = StopListener::new().context("signals")?;
     let (life, seen_life) = watch::channel(Life::Serving);
     let ready = Arc::new(AtomicBool::new(false));
-    let services = Rc::new(start_actors(&config, devices, clock, &pulses, stop)?);
+    let services = Arc::new(start_actors(&config, devices, clock, &pulses, stop)?);
 
     let (listener, _socket_guard) = bound.socket.into_parts();
     let listener = tokio::net::UnixListener::from_std(listener).context("the listening socket")?;
@@ -166,7 +166,8 @@ fn start_actors(
         tenant_limit: config.core.tenant,
         arriving,
         encoding,
-        arrival_time: std::cell::Cell::default(),
+        arrival_time_us: AtomicU64::new(0),
+        next_connection: AtomicU64::new(0),
     })
 }
 

@@ -19,6 +19,7 @@ mod panics;
 mod pulse;
 mod scheduler;
 mod server;
+mod services;
 mod stop;
 
 use clap::Parser;

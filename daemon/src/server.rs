@@ -1,21 +1,16 @@
 //! The Unix socket server: accepts connections from allowed peers, up to a bound, and ends them in order.
 
 mod connection;
-mod kv;
 pub(crate) mod listen;
 mod ops;
 mod peer;
-mod queue;
-mod submit;
-
-pub(crate) use ops::Services;
 
 use crate::clock::Uptime;
 use crate::limits::REFUSAL_LOG_INTERVAL;
-use crate::scheduler::core::ConnectionId;
+use crate::services::Services;
 use connection::Presence;
 pub(crate) use peer::PeerPolicy;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
@@ -37,10 +32,9 @@ pub(crate) async fn serve(
     listener: UnixListener,
     policy: PeerPolicy,
     limit: usize,
-    services: Rc<Services>,
+    services: Arc<Services>,
     mut life: watch::Receiver<Life>,
 ) {
-    let mut next_id = 0;
     let mut refusals = Refusals::default();
     loop {
         let accepted = tokio::select! {
@@ -62,10 +56,8 @@ pub(crate) async fn serve(
             actix::spawn(refuse(stream, message));
             continue;
         }
-        let id = ConnectionId(next_id);
-        next_id += 1;
         // Counted before the next is accepted, not when its task first runs.
-        let presence = Presence::new(id, services.clone());
+        let presence = Presence::new(services.clone());
         actix::spawn(connection::run(stream, presence, life.clone()));
     }
 }

@@ -4,13 +4,15 @@
 //! that does not read slows its own requests alone. A request id is in flight once.
 
 use super::Life;
-use super::ops::{Services, answer};
+use super::ops::answer;
 use crate::limits::{FLUSH_TIMEOUT, HELLO_TIMEOUT, MAX_CLIENT_NAME_BYTES, OUTBOX_FRAMES};
 use crate::scheduler::ConnectionGone;
 use crate::scheduler::core::ConnectionId;
+use crate::services::Services;
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::rc::Rc;
+use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -43,14 +45,14 @@ impl Replies {
 /// Counts the connection for as long as it lives, and tells the scheduler when it is gone.
 pub(super) struct Presence {
     id: ConnectionId,
-    services: Rc<Services>,
+    services: Arc<Services>,
     told: bool,
 }
 
 impl Presence {
-    pub(super) fn new(id: ConnectionId, services: Rc<Services>) -> Self {
+    pub(super) fn new(services: Arc<Services>) -> Self {
         services.metrics.connections().inc();
-        Self { id, services, told: false }
+        Self { id: services.connection_id(), services, told: false }
     }
 
     /// Tells the scheduler; the connection counts as open until it is written out.
@@ -101,7 +103,7 @@ async fn serve_requests(
     reader: &mut Reader,
     outbox: &mpsc::Sender<ServerFrame>,
     id: ConnectionId,
-    services: &Rc<Services>,
+    services: &Arc<Services>,
     life: watch::Receiver<Life>,
 ) {
     if let Err(error) = converse(reader, outbox, id, services, life).await {
@@ -130,7 +132,7 @@ async fn converse(
     reader: &mut Reader,
     outbox: &mpsc::Sender<ServerFrame>,
     id: ConnectionId,
-    services: &Rc<Services>,
+    services: &Arc<Services>,
     mut life: watch::Receiver<Life>,
 ) -> Result<(), Closing> {
     let hello = tokio::time::timeout(HELLO_TIMEOUT, reader.next()).await.map_err(|_| Closing::NoHello)??;
@@ -205,7 +207,7 @@ async fn serve_request(
     request: Request,
     replies: Replies,
     connection: ConnectionId,
-    services: Rc<Services>,
+    services: Arc<Services>,
     in_flight: Rc<RefCell<HashSet<u64>>>,
 ) {
     let span = tracing::info_span!("request", request = request.id, op = super::ops::name(&request.body));

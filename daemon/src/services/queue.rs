@@ -1,6 +1,6 @@
 //! The queue's operations: who waits and who runs, in the protocol's words, and what is done to them.
 
-use super::ops::{Services, Unanswered};
+use super::Services;
 use crate::scheduler::core::{Amount, QueueView, RunningView, WaitingView, Why};
 use crate::scheduler::jobs::JobFacts;
 use crate::scheduler::log::JobLog;
@@ -15,22 +15,22 @@ use zllm_wire::{
 };
 
 impl Services {
-    pub(super) async fn queue(&self) -> Result<Answer, Unanswered> {
+    pub(crate) async fn queue(&self) -> Result<Answer, Fault> {
         let answer = self.ask_scheduler(QueueOf).await?;
         Ok(Answer::Queue(Box::new(report(answer, self.tenant_limit))))
     }
 
-    pub(super) async fn batch_jobs(
+    pub(crate) async fn batch_jobs(
         &self,
         tenant: Option<Tenant>,
         batch: BatchId,
         after: Option<JobId>,
-    ) -> Result<Answer, Unanswered> {
+    ) -> Result<Answer, Fault> {
         Ok(Answer::BatchJobs(self.ask_scheduler(BatchJobsOf { tenant, batch, after }).await??))
     }
 
     /// Has something about one job changed.
-    pub(super) async fn change_job<M>(&self, change: M) -> Result<Answer, Unanswered>
+    pub(crate) async fn change_job<M>(&self, change: M) -> Result<Answer, Fault>
     where
         M: actix::Message<Result = Result<(), Fault>> + Send + 'static,
         SchedulerActor: actix::Handler<M>,
@@ -41,7 +41,7 @@ impl Services {
     }
 
     /// Whether nothing that waits starts.
-    pub(super) async fn pause(&self, paused: bool) -> Result<Answer, Unanswered> {
+    pub(crate) async fn pause(&self, paused: bool) -> Result<Answer, Fault> {
         self.ask_scheduler(Pause(paused)).await?;
         Ok(Answer::Done)
     }
@@ -51,7 +51,7 @@ impl Services {
 ///
 /// # Errors
 /// Why the log cannot be read.
-pub(super) async fn with_texts(mut detail: JobDetail, log: &Arc<JobLog>) -> Result<JobDetail, Fault> {
+pub(crate) async fn with_texts(mut detail: JobDetail, log: &Arc<JobLog>) -> Result<JobDetail, Fault> {
     let texts = log.texts(detail.choices.len() as u32).await.map_err(|message| {
         let message = format!("the job's log cannot be read: {message}");
         Fault { code: ErrorCode::Failed, message }

@@ -1,15 +1,13 @@
 //! From a request to a job: the model is loaded, the prompt tokenized off the event loop, the job submitted, its log streamed.
 
-use super::connection::Replies;
 use super::kv::session_fault;
-use super::ops::{Services, Unanswered, fault, gone};
+use super::{Services, fault, gone};
 use crate::device::port::{Generate, Loaded};
 use crate::inspect::{self, InspectError};
 use crate::kv_store::ContinueSession;
 use crate::limits::{MAX_ARRIVING, MAX_LABEL_BYTES, MAX_LOGPROBS_PER_JOB, RETRY_AFTER};
 use crate::metrics::Outcome;
 use crate::scheduler::core::ConnectionId;
-use crate::scheduler::log::LogReader;
 use crate::scheduler::models::LoadState;
 use crate::scheduler::{HasRoom, SubmitJob, Submitted};
 use std::path::PathBuf;
@@ -17,26 +15,25 @@ use std::time::Duration;
 use tokio::sync::SemaphorePermit;
 use zllm_state::SessionName;
 use zllm_wire::limits::MAX_CHOICES;
-use zllm_wire::{Answer, ErrorCode, Fault, GenerationParams, InspectTarget, Prompt, Submit, Template};
+use zllm_wire::{ErrorCode, Fault, GenerationParams, InspectTarget, Prompt, Submit, Template};
 
-/// Makes a job and, when asked, streams its events.
-pub(super) async fn submit(
+/// Makes a job. One that is not detached is cancelled when the connection is gone.
+pub(crate) async fn submit(
     request: Submit,
-    replies: &Replies,
     connection: ConnectionId,
     services: &Services,
-) -> Result<Answer, Unanswered> {
+) -> Result<Submitted, Fault> {
     let arrived_at = services.clock.time();
-    let Submit { model, prompt, params, session, tenant, detached, stream: streamed, label, .. } = request;
+    let Submit { model, prompt, params, session, tenant, detached, label, .. } = request;
     let Submit { class, deadline_ms, max_wait_ms, key, batch, .. } = request;
     if key.is_some() && !detached {
         let message =
             "a key is for a detached job: one that ends with its connection is never asked for again";
-        return Err(refuse(services, fault(ErrorCode::Invalid, message)).into());
+        return Err(refuse(services, fault(ErrorCode::Invalid, message)));
     }
     if label.as_ref().is_some_and(|label| label.len() > MAX_LABEL_BYTES) {
         let message = format!("the label is longer than {MAX_LABEL_BYTES} bytes");
-        return Err(refuse(services, fault(ErrorCode::Invalid, message)).into());
+        return Err(refuse(services, fault(ErrorCode::Invalid, message)));
     }
     let bytes = request_bytes(&prompt, &params);
     let tenant = tenant.map(String::from).unwrap_or_default();
@@ -69,24 +66,13 @@ pub(super) async fn submit(
         deadline: deadline_ms.map(|ms| arrived_at + Duration::from_millis(ms)),
         owner: (!detached).then_some(connection),
     };
-    let Submitted { job, log, known } = services.ask_scheduler(job).await??;
-    tracing::debug!(%job, known, "accepted");
-    replies.send(Answer::Accepted { job, known }).await?;
-    if streamed { stream(log.reader(0), replies).await } else { Ok(Answer::Done) }
-}
-
-/// Sends a log's events from a reader's place to the end.
-pub(super) async fn stream(mut reader: LogReader, replies: &Replies) -> Result<Answer, Unanswered> {
-    while let Some(events) = reader.next().await.map_err(|why| fault(ErrorCode::Failed, why))? {
-        for (offset, event) in events {
-            replies.send(Answer::Event { offset, event }).await?;
-        }
-    }
-    Ok(Answer::Done)
+    let submitted = services.ask_scheduler(job).await??;
+    tracing::debug!(job = %submitted.job, known = submitted.known, "accepted");
+    Ok(submitted)
 }
 
 /// The tokens of a text.
-pub(super) async fn tokenize(
+pub(crate) async fn tokenize(
     model: &str,
     text: String,
     parse_special: bool,
@@ -100,7 +86,7 @@ pub(super) async fn tokenize(
 }
 
 /// What a model file is. It need not be one that the daemon serves, only one that it may read.
-pub(super) async fn inspect(target: InspectTarget, services: &Services) -> Result<String, Fault> {
+pub(crate) async fn inspect(target: InspectTarget, services: &Services) -> Result<String, Fault> {
     let _arriving = arrive(services)?;
     let (path, settings, template) = match target {
         InspectTarget::Model(name) => {
@@ -222,7 +208,7 @@ fn arrive(services: &Services) -> Result<SemaphorePermit<'_>, Fault> {
     services.arriving.try_acquire().map_err(|_| {
         let message = format!("{MAX_ARRIVING} requests wait for a model or for their tokens");
         // About when one of them will be through.
-        let retry_after = services.arrival_time.get().clamp(*RETRY_AFTER.start(), *RETRY_AFTER.end());
+        let retry_after = services.arrival_time().clamp(*RETRY_AFTER.start(), *RETRY_AFTER.end());
         fault(ErrorCode::Refused { retry_after_ms: retry_after.as_millis() as u64 }, message)
     })
 }

@@ -1,7 +1,7 @@
 //! Operations on kept keys and values: what lies where, whose it is, and what clients may do about it. Types of the `state`
 //! library become types of the protocol here, and nowhere else.
 
-use super::ops::{Services, Unanswered, fault, gone, not_found};
+use super::{Services, fault, gone, not_found};
 use crate::device::port::TextModel;
 use crate::kv_store::{self, KvSnapshot, TierFigures};
 use crate::limits::CHECK_LINES;
@@ -17,7 +17,7 @@ use zllm_wire::{
 };
 
 /// The store's name for a session.
-pub(super) fn name_of(session: &SessionRef) -> SessionName {
+pub(crate) fn name_of(session: &SessionRef) -> SessionName {
     let tenant = session.tenant.as_ref().map_or_else(String::new, Tenant::to_string);
     SessionName { tenant, id: session.id.to_string() }
 }
@@ -55,7 +55,7 @@ fn wire_tier(tier: zllm_state::Tier) -> Tier {
     }
 }
 
-pub(super) fn session_fault(error: SessionError) -> Fault {
+pub(crate) fn session_fault(error: SessionError) -> Fault {
     let code = match error {
         SessionError::NotFound { .. } => ErrorCode::NotFound,
         SessionError::Exists { .. }
@@ -68,7 +68,7 @@ pub(super) fn session_fault(error: SessionError) -> Fault {
 
 impl Services {
     /// All sessions, those in their first turn before the others, latest first, and at most as many as a listing has.
-    pub(super) async fn session_rows(&self, jobs: &[JobInfo]) -> Result<Vec<SessionInfo>, Fault> {
+    pub(crate) async fn session_rows(&self, jobs: &[JobInfo]) -> Result<Vec<SessionInfo>, Fault> {
         let session_of =
             |job: &JobInfo| Some(SessionRef { tenant: job.tenant.clone(), id: job.session.clone()? });
         let live = jobs.iter().filter(|job| is_live(job));
@@ -91,7 +91,7 @@ impl Services {
         Ok(first_turns.into_iter().chain(rows).take(MAX_LIST_ROWS).collect())
     }
 
-    pub(super) async fn show_session(&self, session: SessionRef) -> Result<Answer, Unanswered> {
+    pub(crate) async fn show_session(&self, session: SessionRef) -> Result<Answer, Fault> {
         let jobs = JobsOf { session: Some(session.clone()), limit: MAX_LIST_ROWS };
         let jobs = self.ask_scheduler(jobs).await?;
         let view = self.kv.send(kv_store::SessionDetails(name_of(&session))).await.map_err(gone)?;
@@ -99,51 +99,45 @@ impl Services {
         match (view, first_turn(&session, &jobs)) {
             (Some(view), _) => Ok(self.session_answer(session, &view, jobs)),
             (None, Some(detail)) => Ok(Answer::Session(Box::new(detail))),
-            (None, None) => Err(not_found("session", &session).into()),
+            (None, None) => Err(not_found("session", &session)),
         }
     }
 
-    pub(super) async fn fork(
+    pub(crate) async fn fork(
         &self,
         from: SessionRef,
         to: SessionId,
         tokens: Option<u64>,
-    ) -> Result<Answer, Unanswered> {
+    ) -> Result<Answer, Fault> {
         let to = SessionRef { tenant: from.tenant.clone(), id: to };
         let fork = kv_store::Fork { from: name_of(&from), to: name_of(&to), tokens };
         let view = self.kv.send(fork).await.map_err(gone)?.map_err(session_fault)?;
         Ok(self.session_answer(to, &view, Vec::new()))
     }
 
-    pub(super) async fn pin(&self, session: &SessionRef, pinned: bool) -> Result<Answer, Unanswered> {
+    pub(crate) async fn pin(&self, session: &SessionRef, pinned: bool) -> Result<Answer, Fault> {
         let pin = kv_store::Pin { session: name_of(session), pinned };
         self.kv.send(pin).await.map_err(gone)?.map_err(session_fault)?;
         Ok(Answer::Done)
     }
 
-    pub(super) async fn set_ttl(
-        &self,
-        session: &SessionRef,
-        ttl_ms: Option<u64>,
-    ) -> Result<Answer, Unanswered> {
+    pub(crate) async fn set_ttl(&self, session: &SessionRef, ttl_ms: Option<u64>) -> Result<Answer, Fault> {
         let ttl = kv_store::SetTtl { session: name_of(session), ttl_ms };
         self.kv.send(ttl).await.map_err(gone)?.map_err(session_fault)?;
         Ok(Answer::Done)
     }
 
-    pub(super) async fn save(&self, session: Option<&SessionRef>) -> Result<Answer, Unanswered> {
+    pub(crate) async fn save(&self, session: Option<&SessionRef>) -> Result<Answer, Fault> {
         let save = kv_store::Save(session.map(name_of));
         match self.kv.send(save).await.map_err(gone)?.map_err(session_fault)? {
             SaveOutcome::Done { sessions, blocks, bytes } => {
                 Ok(Answer::Saved { sessions: sessions as u32, blocks, bytes })
             }
-            SaveOutcome::Failed { reason } => {
-                Err(fault(ErrorCode::Failed, format!("not saved: {reason}")).into())
-            }
+            SaveOutcome::Failed { reason } => Err(fault(ErrorCode::Failed, format!("not saved: {reason}"))),
         }
     }
 
-    pub(super) async fn check_disk(&self) -> Result<Answer, Unanswered> {
+    pub(crate) async fn check_disk(&self) -> Result<Answer, Fault> {
         let checked = self.kv.send(kv_store::CheckDisk).await.map_err(gone)?;
         let (report, took) = checked.map_err(|message| fault(ErrorCode::Failed, message))?;
         let mut dangling = report.dangling;
@@ -165,7 +159,7 @@ impl Services {
         })))
     }
 
-    pub(super) async fn evict(&self, target: EvictTarget, tier: Option<Tier>) -> Result<Answer, Unanswered> {
+    pub(crate) async fn evict(&self, target: EvictTarget, tier: Option<Tier>) -> Result<Answer, Fault> {
         let target = match target {
             EvictTarget::All => zllm_state::EvictTarget::All,
             EvictTarget::Session(session) => zllm_state::EvictTarget::Session(name_of(&session)),
@@ -180,7 +174,7 @@ impl Services {
         })
     }
 
-    pub(super) async fn why(&self, job: JobId) -> Result<Answer, Unanswered> {
+    pub(crate) async fn why(&self, job: JobId) -> Result<Answer, Fault> {
         let story = self.ask_scheduler(StoryOf(job.clone())).await??;
         let (cached, outcome) = match story.cache {
             None => (TokenTiers::default(), CacheOutcome::Waiting),
@@ -191,7 +185,7 @@ impl Services {
         Ok(Answer::Why(Box::new(CacheStory { job, prompt_tokens: story.prompt_tokens, cached, outcome })))
     }
 
-    pub(super) async fn residency(&self) -> Result<Answer, Unanswered> {
+    pub(crate) async fn residency(&self) -> Result<Answer, Fault> {
         let (maps, names) = self.kv.send(kv_store::Residency).await.map_err(gone)?;
         let snapshot = self.kv.send(kv_store::Snapshot).await.map_err(gone)?;
         let (sessions, numbers) = listed_sessions(&names);
@@ -271,7 +265,7 @@ fn outcome_in_words(text: Option<&dyn TextModel>, outcome: zllm_state::CacheOutc
 }
 
 /// The KV store's part of the status.
-pub(super) fn kv_status(kv: &KvSnapshot) -> KvStatus {
+pub(crate) fn kv_status(kv: &KvSnapshot) -> KvStatus {
     let rates: Vec<f64> = kv.models.values().filter_map(|model| model.compute_tokens_per_s).collect();
     let mean = rates.iter().sum::<f64>() / rates.len().max(1) as f64;
     let ram = |blocks: fn(TierFigures) -> u32| -> u64 {
@@ -297,7 +291,7 @@ pub(super) fn kv_status(kv: &KvSnapshot) -> KvStatus {
     }
 }
 
-pub(super) fn is_live(job: &JobInfo) -> bool {
+pub(crate) fn is_live(job: &JobInfo) -> bool {
     matches!(job.state, JobState::Queued | JobState::Running)
 }
 
