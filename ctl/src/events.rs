@@ -3,7 +3,7 @@
 //! Invariant: each event is printed once and in order, whatever is read again after a lost connection.
 //!
 //! With `--json` each event is one line: `{"offset":3,"event":"text","choice":0,"text":"..","tokens":1}`, where `event` is
-//! `queued`, `started`, `text`, `finished` or `failed` and the other members are the event's own (`docs/API.md`).
+//! `queued`, `started`, `text`, `finished` or `failed` and the other members are the event's own (`docs/SOCKET.md`).
 
 use crate::{failure::Failure, output, units};
 use serde_json::{Map, Value};

@@ -86,7 +86,9 @@ impl Failure {
 impl From<Fault> for Failure {
     fn from(fault: Fault) -> Self {
         match fault.code {
-            ErrorCode::NotFound | ErrorCode::Invalid | ErrorCode::Draining => Self::Refused(fault.message),
+            ErrorCode::NotFound | ErrorCode::Invalid | ErrorCode::Draining | ErrorCode::TooLong { .. } => {
+                Self::Refused(fault.message)
+            }
             ErrorCode::Refused { retry_after_ms } => Self::Busy { message: fault.message, retry_after_ms },
             ErrorCode::Failed => Self::Failed(fault.message),
         }

@@ -1,6 +1,6 @@
 //! `inspect`: what a model file is and what of it would fit, before it is loaded.
 //!
-//! The daemon says it as JSON (`docs/API.md`); programs get that as it is. Below are the parts that people are shown.
+//! The daemon says it as JSON (`docs/SOCKET.md`); programs get that as it is. Below are the parts that people are shown.
 
 use crate::client::{Context, unexpected};
 use crate::failure::Failure;

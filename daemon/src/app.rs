@@ -13,10 +13,10 @@ use crate::clock::Clock;
 use crate::config::Config;
 use crate::device::port::Device;
 use crate::device::{DeviceActor, Devices};
+use crate::http::{self, Http};
 use crate::kv_store::{KvStoreActor, OpenDisk, SaveAll};
 use crate::limits::{FLUSH_TIMEOUT, OPEN_TIMEOUT, STUCK_AFTER, WANTED_MODELS_INTERVAL};
 use crate::metrics::Metrics;
-use crate::metrics::http::{self, Pages};
 use crate::pulse::{Organ, Pulses};
 use crate::scheduler::models::LoadState;
 use crate::scheduler::{Drain, Durable, Fellows, Recover, SchedulerActor, WantModel, WantedModels};
@@ -25,6 +25,7 @@ use crate::server::{self, Life};
 use crate::services::Services;
 use crate::stop::{StopHandle, StopListener, StopReason};
 use crate::{notify, server::listen};
+use actix_web::dev::ServerHandle;
 use anyhow::{Context, bail};
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -36,8 +37,8 @@ use tokio::sync::watch;
 pub(crate) struct Bound {
     socket: Listening,
     policy: server::PeerPolicy,
-    metrics_tcp: Option<TcpListener>,
-    metrics_unix: Option<Listening>,
+    http_tcp: Option<TcpListener>,
+    http_unix: Option<Listening>,
 }
 
 /// How the daemon ended.
@@ -57,18 +58,13 @@ impl Bound {
     pub(crate) fn bind(config: &Config) -> anyhow::Result<Self> {
         let policy = server::PeerPolicy::new(config.socket_group.as_deref())?;
         let socket = listen::listen(&config.socket, &policy)?;
-        let metrics_tcp = config.metrics.map(|address| {
+        let http_tcp = config.http.listen.map(|address| {
             TcpListener::bind(address).with_context(|| {
-                format!("cannot serve metrics on {address}; choose another with --metrics, or \"off\"")
+                format!("cannot serve HTTP on {address}; choose another address with --http, or \"off\"")
             })
         });
-        let metrics_unix = config.metrics_socket.as_deref().map(|path| listen::bind(path, &policy));
-        Ok(Self {
-            socket,
-            policy,
-            metrics_tcp: metrics_tcp.transpose()?,
-            metrics_unix: metrics_unix.transpose()?,
-        })
+        let http_unix = config.http.socket.as_deref().map(|path| listen::bind(path, &policy));
+        Ok(Self { socket, policy, http_tcp: http_tcp.transpose()?, http_unix: http_unix.transpose()? })
     }
 }
 
@@ -91,7 +87,7 @@ pub(crate) async fn run(
 
     let (listener, _socket_guard) = bound.socket.into_parts();
     let listener = tokio::net::UnixListener::from_std(listener).context("the listening socket")?;
-    let _metrics_guard = serve_pages(&services, &ready, bound.metrics_tcp, bound.metrics_unix)?;
+    let (http, _http_guard) = serve_http(&services, &ready, bound.http_tcp, bound.http_unix)?;
     actix::spawn(notify::feed_watchdog(pulses.clone()));
     // Clients that come before it wait: the first request finds what was kept, the first listing sessions and jobs.
     tokio::select! {
@@ -129,6 +125,10 @@ pub(crate) async fn run(
     let _ = serving.await;
     life.send_replace(Life::Closing);
     close_connections(&services).await;
+    if let Some(http) = http {
+        // Answers that are being written are written out, for a second at most.
+        http.stop(true).await;
+    }
     Ok(ended)
 }
 
@@ -238,28 +238,25 @@ async fn load(name: &str, services: &Services) -> anyhow::Result<()> {
     }
 }
 
-fn serve_pages(
-    services: &Services,
+fn serve_http(
+    services: &Arc<Services>,
     ready: &Arc<AtomicBool>,
     tcp: Option<TcpListener>,
     unix: Option<Listening>,
-) -> anyhow::Result<Option<SocketGuard>> {
+) -> anyhow::Result<(Option<ServerHandle>, Option<SocketGuard>)> {
     let (unix, guard) = unix.map(Listening::into_parts).unzip();
-    let pages = Pages {
-        scheduler: services.scheduler.clone(),
-        kv: services.kv.clone(),
-        devices: services.devices.clone(),
-        metrics: services.metrics.clone(),
-        ready: ready.clone(),
-    };
-    if let Some(server) = http::server(pages, tcp, unix).context("the metrics endpoint")? {
+    let http = Http { services: services.clone(), ready: ready.clone() };
+    let server = http::server(http, tcp, unix).context("the HTTP server")?;
+    let handle = server.map(|server| {
+        let handle = server.handle();
         actix::spawn(async move {
             if let Err(error) = server.await {
-                tracing::error!(%error, "the metrics endpoint ended");
+                tracing::error!(%error, "the HTTP server ended");
             }
         });
-    }
-    Ok(guard)
+        handle
+    });
+    Ok((handle, guard))
 }
 
 /// Lets the jobs end, then has the KV saved.

@@ -8,6 +8,7 @@ mod cli;
 mod cores;
 mod devices;
 mod file;
+mod http;
 mod kv;
 mod queue;
 mod times;
@@ -15,6 +16,7 @@ mod times;
 pub(crate) use cli::Cli;
 pub(crate) use devices::{DeviceSettings, PlaceSettings};
 pub(crate) use file::LoadWhen;
+pub(crate) use http::HttpSettings;
 pub(crate) use kv::{KvSettings, SavePolicy, SsdSettings};
 pub(crate) use queue::JobSettings;
 
@@ -23,7 +25,6 @@ use crate::scheduler::core::CoreLimits;
 use anyhow::Context;
 use file::{ConfigFile, ModelEntry};
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use zllm_engine::{KvFormat, tokenizer::Tokenizer};
@@ -36,9 +37,7 @@ pub(crate) struct Config {
     pub(crate) socket: PathBuf,
     /// Members of this group may connect too.
     pub(crate) socket_group: Option<String>,
-    /// Where `/metrics` is served over TCP; always loopback unless the user says otherwise.
-    pub(crate) metrics: Option<SocketAddr>,
-    pub(crate) metrics_socket: Option<PathBuf>,
+    pub(crate) http: HttpSettings,
     pub(crate) models_dir: Option<PathBuf>,
     pub(crate) log: String,
     pub(crate) core: CoreLimits,
@@ -159,8 +158,7 @@ impl Config {
             file: path,
             socket: cli.socket.clone().or(file.socket).unwrap_or_else(zllm_wire::default_socket_path),
             socket_group: cli.socket_group.clone().or(file.socket_group),
-            metrics: metrics_address(cli.metrics.as_deref().or(file.metrics.as_deref()))?,
-            metrics_socket: cli.metrics_socket.clone().or(file.metrics_socket),
+            http: HttpSettings::merge(file.http, cli.http.as_deref(), cli.http_socket.clone())?,
             models_dir: cli.models_dir.clone().or(file.models_dir).or_else(zllm_wire::default_models_dir),
             log: cli.log.clone().or(file.log).unwrap_or_else(|| limits::DEFAULT_LOG.to_owned()),
             default_max_tokens: count(
@@ -182,13 +180,12 @@ impl Config {
     /// The configuration in a few lines, for `--check-config`.
     pub(crate) fn summary(&self) -> String {
         let file = self.file.as_ref().map_or("none".to_owned(), |file| file.display().to_string());
-        let metrics = self.metrics.map_or("off".to_owned(), |address| address.to_string());
         let folder =
             self.models_dir.as_ref().map_or("none".to_owned(), |folder| folder.display().to_string());
         let mut lines = vec![
             format!("configuration: {file}"),
             format!("socket: {}", self.socket.display()),
-            format!("metrics: {metrics}"),
+            format!("http: {}", self.http.describe()),
             format!("models folder: {folder}"),
             format!(
                 "KV memory of a model: {} bytes and {} bytes of RAM tier, in format {}, unless it says otherwise",
@@ -287,18 +284,6 @@ fn model(
     Ok(ModelSettings { path, load, template, defaults })
 }
 
-fn metrics_address(given: Option<&str>) -> anyhow::Result<Option<SocketAddr>> {
-    match given.unwrap_or("127.0.0.1:7143") {
-        "off" => Ok(None),
-        address => {
-            let parsed = address.parse().with_context(|| {
-                format!("metrics is {address:?}; an address such as 127.0.0.1:7143, or \"off\", works")
-            });
-            Ok(Some(parsed?))
-        }
-    }
-}
-
 /// A path in an environment variable, unless it is empty.
 fn variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
@@ -380,7 +365,7 @@ mod tests {
         assert!(error.contains("limits.running_jobs"), "{error}");
         let error = read("", &["--drain-seconds", &u64::MAX.to_string()]).expect_err("for ever").to_string();
         assert!(error.contains("drain_seconds"), "{error}");
-        assert!(read("metrics = \"nowhere\"\n", &[]).is_err());
+        assert!(read("[http]\nlisten = \"nowhere\"\n", &[]).is_err());
         let text = "[models.a]\npath = \"x\"\ntokenizer_pre = \"llama-bep\"\n";
         let error = read(text, &[]).expect_err("an unknown pre-tokenizer").to_string();
         assert!(error.contains("models.a.tokenizer_pre") && error.contains("llama-bpe, "), "{error}");
@@ -404,9 +389,14 @@ mod tests {
     }
 
     #[test]
-    fn metrics_can_be_off() {
-        assert_eq!(read("metrics = \"off\"\n", &[]).expect("valid").metrics, None);
-        assert!(read("", &[]).expect("valid").metrics.expect("on by default").ip().is_loopback());
+    fn http_is_on_loopback_unless_it_is_off_or_public() {
+        assert_eq!(read("http.listen = \"off\"\n", &[]).expect("valid").http.listen, None);
+        assert!(read("", &[]).expect("valid").http.listen.expect("on by default").ip().is_loopback());
+        let open = "http.listen = \"0.0.0.0:80\"\n";
+        let error = read(open, &[]).expect_err("not public").to_string();
+        assert!(error.contains("http.public = true"), "{error}");
+        let open = format!("{open}http.public = true\n");
+        assert!(read(&open, &[]).expect("valid").http.listen.is_some());
     }
 
     /// The sample that users copy from must stay valid, and each key in it must be one that is read.

@@ -20,7 +20,7 @@ pub(crate) enum InspectError {
     Gguf(GgufError),
 }
 
-/// What is told of a file; its keys are in `docs/API.md`.
+/// What is told of a file; its keys are in `docs/SOCKET.md`.
 #[derive(Serialize)]
 struct Report {
     #[serde(flatten)]

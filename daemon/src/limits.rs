@@ -147,8 +147,20 @@ pub(crate) const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often refused connections are logged, at most.
 pub(crate) const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(1);
-/// Connections of the metrics endpoint open at one time; further ones wait to be accepted.
-pub(crate) const HTTP_CONNECTIONS: usize = 64;
+/// HTTP connections of one server thread open at one time; further ones wait to be accepted.
+pub(crate) const HTTP_CONNECTIONS: usize = 4096;
+/// Threads of the HTTP server. They carry bytes and JSON; what takes long is done elsewhere.
+pub(crate) const HTTP_WORKERS: usize = 1;
+/// How long a client may take to send a request's head.
+pub(crate) const HTTP_HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a client may take to send a request's body.
+pub(crate) const HTTP_BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Bytes of a request's body.
+pub(crate) const HTTP_BODY_BYTES: usize = 16 << 20;
+/// A stream in which nothing happens says that it is alive, so often.
+pub(crate) const STREAM_PING: Duration = Duration::from_secs(15);
+/// Bytes of a model's name that are looked up; none that is there is longer, for it is a file's name.
+pub(crate) const MAX_MODEL_NAME_BYTES: usize = 255;
 
 /// Mailbox of each actor.
 pub(crate) const MAILBOX_MESSAGES: usize = 256;

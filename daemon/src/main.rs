@@ -9,6 +9,7 @@ mod catalog;
 mod clock;
 mod config;
 mod device;
+mod http;
 mod inspect;
 mod job_disk;
 mod kv_store;

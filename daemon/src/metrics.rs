@@ -4,7 +4,6 @@
 //! Invariant: label sets are fixed and small. No model, job, session or client is ever a label; a device is, and they are
 //! the configuration's.
 
-pub(crate) mod http;
 mod kv;
 mod recent;
 

@@ -4,6 +4,7 @@
 //! thread or a disk. `show` of a durable job reads its text from the disk.
 
 mod kv;
+mod owner;
 mod queue;
 pub(crate) mod submit;
 
@@ -21,6 +22,7 @@ use crate::stop::StopHandle;
 use actix::Addr;
 use actix::dev::ToEnvelope;
 use kv::kv_status;
+pub(crate) use owner::Owner;
 pub(crate) use queue::with_texts;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

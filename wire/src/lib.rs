@@ -1,6 +1,6 @@
 //! The socket protocol between `zllmd` and its clients: types and framing, no logic.
 //!
-//! Both ends exchange length-prefixed [`bincode`] frames over a Unix stream socket; `docs/API.md` describes every
+//! Both ends exchange length-prefixed [`bincode`] frames over a Unix stream socket; `docs/SOCKET.md` describes every
 //! byte. A client sends [`ClientFrame::Hello`] first and is answered with [`ServerFrame::Welcome`] or
 //! [`ServerFrame::Refused`]; after that it may have several [`Request`]s in flight, each with an id of its own
 //! choosing, and gets [`Reply`]s that carry the same id. Each request is answered with any number of

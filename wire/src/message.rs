@@ -362,7 +362,7 @@ pub enum Answer {
     Status(Box<Status>),
     /// Token ids.
     Tokens(TokenIds),
-    /// What a model file is. Open-ended, so it travels as JSON; its keys are in `docs/API.md`.
+    /// What a model file is. Open-ended, so it travels as JSON; its keys are in `docs/SOCKET.md`.
     Inspection {
         /// A JSON object.
         json: String,
@@ -427,6 +427,13 @@ pub enum ErrorCode {
     Failed,
     /// The daemon takes no new work: it is about to stop, or a client drains it.
     Draining,
+    /// The prompt leaves no room in the model's context.
+    TooLong {
+        /// Tokens of the prompt.
+        tokens: u64,
+        /// Tokens of the context.
+        context: u64,
+    },
 }
 
 /// What a load is at.

@@ -1,4 +1,4 @@
-//! What a client may ask of a generation. Every field that is `None` takes the daemon's default (`docs/API.md`).
+//! What a client may ask of a generation. Every field that is `None` takes the daemon's default (`docs/SOCKET.md`).
 
 use crate::limits::{MAX_DRY_BREAKERS, MAX_LOGIT_BIASES, MAX_STOP_STRINGS, MAX_STOP_TOKENS};
 use serde::{Deserialize, Deserializer, Serialize, de};
@@ -27,7 +27,7 @@ pub struct GenerationParams {
     pub logprobs: Option<u32>,
 }
 
-/// The sampler chain's parameters; the same seed gives the same tokens. What each does: `docs/API.md`.
+/// The sampler chain's parameters; the same seed gives the same tokens. What each does: `docs/SOCKET.md`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SamplingParams {
     /// 0 takes the likeliest token.

@@ -61,10 +61,10 @@ fn bytes_are_as_they_were() {
     assert_eq!(now.lines().count(), then.lines().count(), "all frames now:\n{now}");
 }
 
-/// Every frame that `docs/API.md` shows is one of the above, and every variant is described there.
+/// Every frame that `docs/SOCKET.md` shows is one of the above, and every variant is described there.
 #[test]
 fn the_documentation_shows_these_bytes() {
-    let page = include_str!("../../docs/API.md");
+    let page = include_str!("../../docs/SOCKET.md");
     let mut inside = false;
     let mut shown = 0;
     for line in page.lines() {
@@ -73,7 +73,7 @@ fn the_documentation_shows_these_bytes() {
         } else if inside {
             shown += 1;
             let row = format!(": {line}\n");
-            assert!(include_str!("golden.txt").contains(&row), "docs/API.md shows other bytes: {line}");
+            assert!(include_str!("golden.txt").contains(&row), "docs/SOCKET.md shows other bytes: {line}");
         }
     }
     assert_eq!(shown, 5);
@@ -95,6 +95,6 @@ fn described(page: &str, name: &str, values: Vec<impl std::fmt::Debug>) {
         let debug = format!("{value:?}");
         let variant = debug.split(|c: char| !c.is_alphanumeric()).next().unwrap();
         let row = format!("| {index} | `{variant}` |");
-        assert!(page.contains(&row), "docs/API.md has no row {row:?} for {name}");
+        assert!(page.contains(&row), "docs/SOCKET.md has no row {row:?} for {name}");
     }
 }

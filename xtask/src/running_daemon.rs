@@ -115,7 +115,7 @@ impl RunningDaemon {
 
     /// The text of the daemon's `/metrics`, fetched over its Unix socket.
     pub(crate) fn metrics(&self) -> Result<String> {
-        let mut stream = UnixStream::connect(metrics_in(self.folder.path())).context("the metrics socket")?;
+        let mut stream = UnixStream::connect(http_in(self.folder.path())).context("the HTTP socket")?;
         stream.set_read_timeout(Some(Duration::from_secs(10)))?;
         stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
         let mut answer = String::new();
@@ -224,17 +224,17 @@ fn socket_in(folder: &Path) -> PathBuf {
     folder.join("zllmd.sock")
 }
 
-fn metrics_in(folder: &Path) -> PathBuf {
-    folder.join("metrics.sock")
+fn http_in(folder: &Path) -> PathBuf {
+    folder.join("http.sock")
 }
 
 /// Everything that the daemon listens on lies in the scratch folder, so that it meets no other daemon.
 fn config_text(folder: &Path, model: &str, model_path: &Path) -> String {
     let quoted = |path: &Path| toml::Value::from(path.to_string_lossy().into_owned()).to_string();
     format!(
-        "socket = {}\nmetrics = \"off\"\nmetrics_socket = {}\n\n[kv]\ndir = {}\n\n[jobs]\ndir = {}\n\n[models.\"{model}\"]\npath = {}\nload = \"start\"\n",
+        "socket = {}\n\n[http]\nlisten = \"off\"\nsocket = {}\n\n[kv]\ndir = {}\n\n[jobs]\ndir = {}\n\n[models.\"{model}\"]\npath = {}\nload = \"start\"\n",
         quoted(&socket_in(folder)),
-        quoted(&metrics_in(folder)),
+        quoted(&http_in(folder)),
         quoted(&folder.join("kv")),
         quoted(&folder.join("jobs")),
         quoted(model_path),

@@ -14,7 +14,7 @@ use zllm_wire::{
 
 fn config(folder: &Path, chunk: &str) -> Config {
     let socket = folder.join("s");
-    let flags = ["zllmd", "--metrics", "off", "--prefill-chunk-tokens", chunk, "--drain-seconds", "5"];
+    let flags = ["zllmd", "--http", "off", "--prefill-chunk-tokens", chunk, "--drain-seconds", "5"];
     let paths = ["--socket".into(), socket.into_os_string(), "--kv-dir".into(), folder.join("kv").into()];
     let cli = Cli::parse_from(flags.iter().map(Into::into).chain(paths));
     let mut config = Config::read(&Cli { config: Some("/dev/null".into()), ..cli }).expect("valid");

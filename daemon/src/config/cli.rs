@@ -5,7 +5,7 @@ use clap::Parser;
 use std::path::PathBuf;
 use zllm_engine::KvFormat;
 
-/// Serves GGUF language models over a Unix socket.
+/// Serves GGUF language models over a Unix socket and over HTTP.
 #[derive(Debug, Clone, Parser)]
 #[command(
     version,
@@ -36,12 +36,12 @@ pub(crate) struct Cli {
     /// Folder of models: NAME.gguf can be used as NAME
     #[arg(long, value_name = "DIR", env = "ZLLM_MODELS_DIR")]
     pub(crate) models_dir: Option<PathBuf>,
-    /// Address of the metrics endpoint, or "off"
-    #[arg(long, value_name = "ADDR:PORT", env = "ZLLM_METRICS")]
-    pub(crate) metrics: Option<String>,
-    /// Unix socket of the metrics endpoint
-    #[arg(long, value_name = "PATH", env = "ZLLM_METRICS_SOCKET")]
-    pub(crate) metrics_socket: Option<PathBuf>,
+    /// Address of the HTTP server, or "off" [default: 127.0.0.1:7143]
+    #[arg(long, value_name = "ADDR:PORT", env = "ZLLM_HTTP")]
+    pub(crate) http: Option<String>,
+    /// Unix socket of the HTTP server
+    #[arg(long, value_name = "PATH", env = "ZLLM_HTTP_SOCKET")]
+    pub(crate) http_socket: Option<PathBuf>,
     /// Threads that compute [default: physical cores]
     #[arg(long, value_name = "N", env = "ZLLM_THREADS")]
     pub(crate) threads: Option<usize>,

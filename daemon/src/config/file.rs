@@ -2,6 +2,7 @@
 
 use super::bytes::ByteSize;
 use super::devices::DeviceEntry;
+use super::http::HttpTable;
 use super::kv::KvTable;
 use super::queue::{AmountTable, JobsTable, SchedulerTable};
 use serde::Deserialize;
@@ -15,12 +16,12 @@ use zllm_engine::{KvFormat, UnknownKvFormat};
 pub(super) struct ConfigFile {
     pub(super) socket: Option<PathBuf>,
     pub(super) socket_group: Option<String>,
-    pub(super) metrics: Option<String>,
-    pub(super) metrics_socket: Option<PathBuf>,
     pub(super) models_dir: Option<PathBuf>,
     pub(super) threads: Option<usize>,
     pub(super) isa: Option<String>,
     pub(super) log: Option<String>,
+    #[serde(default)]
+    pub(super) http: HttpTable,
     #[serde(default)]
     pub(super) limits: LimitsTable,
     #[serde(default)]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use zllm_engine::{FingerprintPart, Stage};
 use zllm_state::BLOCK_TOKENS;
-use zllm_wire::{ChoiceEnd, FinishReason, GenerationParams, Prompt};
+use zllm_wire::{ChoiceEnd, ErrorCode, Fault, FinishReason, GenerationParams, Prompt};
 
 /// Device blocks of a simulated arena, unless a test says otherwise.
 pub(crate) const FAKE_BLOCKS: u32 = 32;
@@ -242,12 +242,13 @@ impl TextModel for FakeText {
         &self.0
     }
 
-    fn encode(&self, prompt: &Prompt, _: i64) -> Result<Vec<u32>, String> {
+    fn encode(&self, prompt: &Prompt, _: i64) -> Result<Vec<u32>, Fault> {
+        let invalid = |message: &str| Fault { code: ErrorCode::Invalid, message: message.to_owned() };
         match prompt {
-            Prompt::Text { text, .. } => self.tokenize(text, false, false),
+            Prompt::Text { text, .. } => Ok(text.bytes().map(u32::from).collect()),
             Prompt::Tokens(tokens) => Ok(tokens.0.clone()),
-            Prompt::Continue { .. } => Err("the fake keeps no sessions".into()),
-            Prompt::Chat { .. } => Err("the fake has no template".into()),
+            Prompt::Continue { .. } => Err(invalid("the fake keeps no sessions")),
+            Prompt::Chat { .. } => Err(invalid("the fake has no template")),
         }
     }
 

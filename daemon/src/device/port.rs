@@ -5,7 +5,7 @@ use crate::config::ModelSettings;
 use crate::scheduler::plan::{Accepted, ModelName, SequenceId, StepOutcome, StepPlan};
 use std::sync::Arc;
 use zllm_engine::{FingerprintPart, Stage};
-use zllm_wire::{ChoiceEnd, GenerationParams, LoadStage, Prompt};
+use zllm_wire::{ChoiceEnd, ErrorCode, Fault, GenerationParams, LoadStage, Prompt};
 
 /// A device, owned by one thread.
 pub(crate) trait Device: Send {
@@ -73,7 +73,7 @@ pub(crate) trait TextModel: Send + Sync {
     ///
     /// # Errors
     /// What is wrong with the prompt.
-    fn encode(&self, prompt: &Prompt, now_unix_s: i64) -> Result<Vec<u32>, String>;
+    fn encode(&self, prompt: &Prompt, now_unix_s: i64) -> Result<Vec<u32>, Fault>;
 
     /// The tokens of a text; `add_bos` as the model wants it.
     ///
@@ -108,6 +108,14 @@ pub(crate) trait TextModel: Send + Sync {
         generated: &[u32],
         state: f32,
     ) -> Result<Resumed, String>;
+}
+
+/// A prompt that leaves no room in the context.
+pub(crate) fn too_long(tokens: usize, context: usize) -> Fault {
+    Fault {
+        code: ErrorCode::TooLong { tokens: tokens as u64, context: context as u64 },
+        message: format!("the prompt has {tokens} tokens, the context {context}: no room to answer"),
+    }
 }
 
 /// An answer taken up again from its tokens.

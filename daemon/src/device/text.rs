@@ -1,11 +1,11 @@
 //! The engine's text side behind the daemon's port, and the protocol's parameters in the engine's words.
 
-use super::port::{Generate, Resumed, TextFacts, TextModel};
+use super::port::{Generate, Resumed, TextFacts, TextModel, too_long};
 use crate::scheduler::plan::Accepted;
 use std::sync::Arc;
 use zllm_engine::sampling::{SamplerState, SamplingParams};
-use zllm_engine::{Chat, Generation, Message, TemplateChoice, TokenReport};
-use zllm_wire::{ChoiceEnd, FinishReason, StopCause, TokenLogprob, TopLogprob};
+use zllm_engine::{Chat, Generation, Message, RequestError, TemplateChoice, TokenReport};
+use zllm_wire::{ChoiceEnd, ErrorCode, Fault, FinishReason, StopCause, TokenLogprob, TopLogprob};
 
 /// One model's text side.
 pub(super) struct EngineText {
@@ -31,8 +31,13 @@ impl TextModel for EngineText {
         &self.facts
     }
 
-    fn encode(&self, prompt: &zllm_wire::Prompt, now_unix_s: i64) -> Result<Vec<u32>, String> {
-        self.text.encode(&engine_prompt(prompt, now_unix_s)?).map_err(|error| error.to_string())
+    fn encode(&self, prompt: &zllm_wire::Prompt, now_unix_s: i64) -> Result<Vec<u32>, Fault> {
+        let invalid = |message| Fault { code: ErrorCode::Invalid, message };
+        let prompt = engine_prompt(prompt, now_unix_s).map_err(invalid)?;
+        self.text.encode(&prompt).map_err(|error| match error {
+            RequestError::ContextExceeded { tokens, context } => too_long(tokens, context),
+            error => invalid(error.to_string()),
+        })
     }
 
     fn tokenize(&self, text: &str, parse_special: bool, add_bos: bool) -> Result<Vec<u32>, String> {

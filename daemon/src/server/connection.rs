@@ -6,9 +6,8 @@
 use super::Life;
 use super::ops::answer;
 use crate::limits::{FLUSH_TIMEOUT, HELLO_TIMEOUT, MAX_CLIENT_NAME_BYTES, OUTBOX_FRAMES};
-use crate::scheduler::ConnectionGone;
 use crate::scheduler::core::ConnectionId;
-use crate::services::Services;
+use crate::services::{Owner, Services};
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::rc::Rc;
@@ -42,40 +41,27 @@ impl Replies {
     }
 }
 
-/// Counts the connection for as long as it lives, and tells the scheduler when it is gone.
+/// Counts the connection for as long as it lives; jobs that it submits are its own.
 pub(super) struct Presence {
-    id: ConnectionId,
-    services: Arc<Services>,
-    told: bool,
+    owner: Owner,
 }
 
 impl Presence {
     pub(super) fn new(services: Arc<Services>) -> Self {
         services.metrics.connections().inc();
-        Self { id: services.connection_id(), services, told: false }
-    }
-
-    /// Tells the scheduler; the connection counts as open until it is written out.
-    async fn gone(&mut self) {
-        self.told = true;
-        // An error means that the scheduler is gone, and its jobs with it.
-        let _ = self.services.scheduler.send(ConnectionGone(self.id)).await;
+        Self { owner: Owner::new(services) }
     }
 }
 
 impl Drop for Presence {
     fn drop(&mut self) {
-        self.services.metrics.connections().dec();
-        // A panic, or the end of the process: no time to wait for a place in the mailbox.
-        if !self.told && self.services.scheduler.try_send(ConnectionGone(self.id)).is_err() {
-            tracing::warn!(connection = self.id.0, "the scheduler was not told that a connection is gone");
-        }
+        self.owner.services().metrics.connections().dec();
     }
 }
 
 /// Serves one connection to its end.
 pub(super) async fn run(stream: UnixStream, mut presence: Presence, life: watch::Receiver<Life>) {
-    let (id, services) = (presence.id, presence.services.clone());
+    let (id, services) = (presence.owner.id(), presence.owner.services().clone());
     let span = tracing::info_span!("connection", connection = id.0);
     async move {
         let (read, write) = stream.into_split();
@@ -86,7 +72,8 @@ pub(super) async fn run(stream: UnixStream, mut presence: Presence, life: watch:
             () = serve_requests(&mut reader, &outbox, id, &services, life) => {}
             _ = &mut writer => {}
         }
-        presence.gone().await;
+        // It counts as open until it is written out.
+        presence.owner.gone().await;
         drop(outbox);
         // What is written already may still be read.
         if !writer.is_finished() && tokio::time::timeout(FLUSH_TIMEOUT, &mut writer).await.is_err() {

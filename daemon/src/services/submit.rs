@@ -2,7 +2,7 @@
 
 use super::kv::session_fault;
 use super::{Services, fault, gone};
-use crate::device::port::{Generate, Loaded};
+use crate::device::port::{Generate, Loaded, too_long};
 use crate::inspect::{self, InspectError};
 use crate::kv_store::ContinueSession;
 use crate::limits::{MAX_ARRIVING, MAX_LABEL_BYTES, MAX_LOGPROBS_PER_JOB, RETRY_AFTER};
@@ -140,11 +140,10 @@ async fn prepare(
     };
     let default_max_tokens = services.default_max_tokens;
     let now_unix_s = (services.clock.unix_ms() / 1000) as i64;
-    let ready = off_the_loop(services, move || {
+    off_the_loop(services, move || {
         encode(&loaded, kept.as_deref(), &prompt, now_unix_s, params, default_max_tokens)
     })
-    .await?;
-    ready.map_err(|message| fault(ErrorCode::Invalid, message))
+    .await?
 }
 
 /// `kept` are the tokens of the session that the prompt continues.
@@ -155,37 +154,35 @@ fn encode(
     now_unix_s: i64,
     mut params: GenerationParams,
     default_max_tokens: usize,
-) -> Result<Ready, String> {
+) -> Result<Ready, Fault> {
+    let invalid = |message| fault(ErrorCode::Invalid, message);
     let prompt = match (kept, prompt) {
         (Some(kept), Prompt::Continue { text, parse_special, .. }) => {
-            [kept, &loaded.text.tokenize(text, *parse_special, false)?].concat()
+            [kept, &loaded.text.tokenize(text, *parse_special, false).map_err(invalid)?].concat()
         }
         _ => loaded.text.encode(prompt, now_unix_s)?,
     };
     let context = loaded.text.facts().context_tokens;
     if prompt.is_empty() {
-        return Err("the prompt is empty; give at least one token".into());
+        return Err(invalid("the prompt is empty; give at least one token".into()));
     }
     if prompt.len() >= context {
-        return Err(format!(
-            "the prompt has {} tokens, the context {context}: no room to answer",
-            prompt.len()
-        ));
+        return Err(too_long(prompt.len(), context));
     }
     if params.max_tokens == Some(0) {
-        return Err("max_tokens is 0; at least 1 works".into());
+        return Err(invalid("max_tokens is 0; at least 1 works".into()));
     }
     let n = params.n.unwrap_or(1);
     if !(1..=MAX_CHOICES).contains(&n) {
-        return Err(format!("n is {n}, must be from 1 to {MAX_CHOICES}"));
+        return Err(invalid(format!("n is {n}, must be from 1 to {MAX_CHOICES}")));
     }
     // The limit that the sampler keeps is the one that memory is reserved for.
     let wanted = params.max_tokens.map_or(default_max_tokens, |tokens| tokens as usize);
     let max_tokens = wanted.min(context - prompt.len());
     params.max_tokens = Some(max_tokens as u32);
-    check_logprobs(&params, max_tokens, n)?;
+    check_logprobs(&params, max_tokens, n).map_err(invalid)?;
     let samplers = (0..n).map(|choice| loaded.text.generation(&prompt, &params, choice));
-    let samplers = samplers.collect::<Result<_, _>>()?;
+    let samplers = samplers.collect::<Result<_, _>>().map_err(invalid)?;
     Ok(Ready { prompt, params, max_tokens, samplers })
 }
 

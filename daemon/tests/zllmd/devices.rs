@@ -87,7 +87,7 @@ fn two_devices_answer_as_one_does_with_a_model_cut_and_with_a_model_each() {
     let names: Vec<_> = status.devices.iter().map(|device| device.name.as_str()).collect();
     assert_eq!(names, ["a", "b"]);
     assert!(status.devices.iter().all(|device| device.used_bytes > 100 << 20 && device.busy > 0.0));
-    let page = get(&two.metrics_socket(), "/metrics").expect("a scrape").body;
+    let page = get(&two.http_socket(), "/metrics").expect("a scrape").body;
     for device in ["a", "b"] {
         let weights = format!("zllm_device_memory_bytes{{device=\"{device}\",use=\"weights\"}}");
         assert!(sample(&page, &weights).is_some_and(|bytes| bytes > 0.0), "{page}");

@@ -10,6 +10,7 @@ mod kv_crash;
 mod kv_faults;
 mod kv_tiers;
 mod leaks;
+mod openai;
 mod operate;
 mod sampling;
 mod templates;

@@ -246,7 +246,7 @@ fn metrics_count_what_was_run() {
     client.ask(Op::Cancel { target: CancelTarget::Job(job) });
     let third = client.finish(id).usage.expect("finished");
 
-    let page = get(&daemon.metrics_socket(), "/metrics").expect("a scrape").body;
+    let page = get(&daemon.http_socket(), "/metrics").expect("a scrape").body;
     let value = |name: &str| sample(&page, name).unwrap_or_else(|| panic!("no {name} in\n{page}"));
     assert_eq!(value("zllm_requests_total{outcome=\"done\"}"), 2.0);
     assert_eq!(value("zllm_requests_total{outcome=\"cancelled\"}"), 1.0);
@@ -269,8 +269,8 @@ fn metrics_count_what_was_run() {
     assert!(value("zllm_device_memory_bytes{device=\"cpu\",use=\"weights\"}") > 0.0);
     let status = client.status();
     assert_eq!((status.jobs_done, status.jobs_cancelled), (2, 1));
-    assert_eq!(get(&daemon.metrics_socket(), "/health").expect("an answer").status, 200);
-    assert_eq!(get(&daemon.metrics_socket(), "/nothing").expect("an answer").status, 404);
+    assert_eq!(get(&daemon.http_socket(), "/health").expect("an answer").status, 200);
+    assert_eq!(get(&daemon.http_socket(), "/nothing").expect("an answer").status, 404);
 }
 
 /// Prometheus' own judge, where it is installed; `cargo xtask ci` runs it too.
@@ -278,7 +278,7 @@ fn metrics_count_what_was_run() {
 fn the_page_is_what_prometheus_reads() {
     let daemon = Daemon::start();
     daemon.connect().run(greedy("x", 3));
-    let page = get(&daemon.metrics_socket(), "/metrics").expect("a scrape").body;
+    let page = get(&daemon.http_socket(), "/metrics").expect("a scrape").body;
     for line in page.lines().filter(|line| line.starts_with("zllm_")) {
         let (name, value) = line.rsplit_once(' ').expect("a name and a value");
         assert!(value.parse::<f64>().is_ok(), "{line}");
@@ -316,7 +316,7 @@ fn a_start_up_model_that_does_not_load_ends_the_daemon_with_the_reason() {
     let model = builder.folder().join("bad.gguf");
     std::fs::write(&model, "this is no model").expect("scratch file");
     let config = builder.folder().join("bad.toml");
-    let text = format!("metrics = \"off\"\n[models.bad]\npath = {model:?}\nload = \"start\"\n");
+    let text = format!("http.listen = \"off\"\n[models.bad]\npath = {model:?}\nload = \"start\"\n");
     std::fs::write(&config, text).expect("scratch file");
     let socket = builder.folder().join("s2");
     let output = Command::new(env!("CARGO_BIN_EXE_zllmd"))

@@ -388,7 +388,14 @@ pub(crate) fn job_states() -> Vec<JobState> {
 
 pub(crate) fn error_codes() -> Vec<ErrorCode> {
     use ErrorCode::*;
-    vec![NotFound, Refused { retry_after_ms: 1500 }, Invalid, Failed, Draining]
+    vec![
+        NotFound,
+        Refused { retry_after_ms: 1500 },
+        Invalid,
+        Failed,
+        Draining,
+        TooLong { tokens: 9000, context: 8192 },
+    ]
 }
 
 pub(crate) fn logprobs() -> Vec<TokenLogprob> {

@@ -1,27 +1,93 @@
-//! Just enough HTTP to scrape over a Unix socket.
+//! Just enough HTTP for a test, over a Unix socket.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 /// An HTTP answer.
 pub(crate) struct HttpAnswer {
     pub(crate) status: u16,
+    /// Names in lower case.
+    head: Vec<(String, String)>,
     pub(crate) body: String,
+}
+
+impl HttpAnswer {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.head.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
+    /// The body as JSON.
+    pub(crate) fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
+    }
+
+    /// The data of each server-sent event.
+    pub(crate) fn events(&self) -> Vec<&str> {
+        self.body
+            .split("\n\n")
+            .filter_map(|event| event.lines().find_map(|line| line.strip_prefix("data: ")))
+            .collect()
+    }
 }
 
 /// GETs `target`; `None` when nobody listens.
 pub(crate) fn get(socket: &Path, target: &str) -> Option<HttpAnswer> {
+    ask(socket, "GET", target, b"")
+}
+
+/// POSTs bytes to `target`.
+pub(crate) fn post(socket: &Path, target: &str, body: impl AsRef<[u8]>) -> HttpAnswer {
+    ask(socket, "POST", target, body.as_ref()).expect("an answer")
+}
+
+fn ask(socket: &Path, method: &str, target: &str, body: &[u8]) -> Option<HttpAnswer> {
+    read(&mut BufReader::new(send(socket, method, target, body)?))
+}
+
+/// Sends a request and does not wait for its answer.
+pub(crate) fn send(socket: &Path, method: &str, target: &str, body: &[u8]) -> Option<UnixStream> {
     let mut stream = UnixStream::connect(socket).ok()?;
     stream.set_read_timeout(Some(super::PATIENCE)).expect("a timeout");
     // The sending side stays open: the server takes a half-closed client for a gone one.
-    write!(stream, "GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    let (head, body) = answer.split_once("\r\n\r\n")?;
-    let status = head.split(' ').nth(1)?.parse().ok()?;
-    assert!(!head.to_ascii_lowercase().contains("chunked"), "the test's client does not read chunks");
-    Some(HttpAnswer { status, body: body.to_owned() })
+    let length = body.len();
+    let head = format!(
+        "{method} {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).ok()?;
+    // One that is refused before its end may find nobody who reads the rest.
+    let _ = stream.write_all(body);
+    Some(stream)
+}
+
+fn read(stream: &mut BufReader<UnixStream>) -> Option<HttpAnswer> {
+    let mut line = || {
+        let mut line = String::new();
+        stream.read_line(&mut line).ok().filter(|bytes| *bytes > 0)?;
+        Some(line.trim_end().to_owned())
+    };
+    let status = line()?.split(' ').nth(1)?.parse().ok()?;
+    let mut head = Vec::new();
+    while let Some((name, value)) = line()?.split_once(": ") {
+        head.push((name.to_ascii_lowercase(), value.to_owned()));
+    }
+    let chunked = head.iter().any(|(name, value)| name == "transfer-encoding" && value == "chunked");
+    let mut body = Vec::new();
+    if chunked {
+        loop {
+            let mut length = String::new();
+            stream.read_line(&mut length).ok()?;
+            let length = u64::from_str_radix(length.trim_end(), 16).ok()?;
+            stream.by_ref().take(length).read_to_end(&mut body).ok()?;
+            stream.read_line(&mut String::new()).ok()?;
+            if length == 0 {
+                break;
+            }
+        }
+    } else {
+        stream.read_to_end(&mut body).ok()?;
+    }
+    Some(HttpAnswer { status, head, body: String::from_utf8(body).ok()? })
 }
 
 /// The value of the sample `name`, labels included.

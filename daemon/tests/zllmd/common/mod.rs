@@ -2,7 +2,7 @@
 
 mod client;
 pub(crate) mod durable;
-mod http;
+pub(crate) mod http;
 pub(crate) mod kv;
 mod notify;
 mod settings;
@@ -156,7 +156,7 @@ impl Daemon {
         self.folder.path().join("s")
     }
 
-    pub(crate) fn metrics_socket(&self) -> PathBuf {
+    pub(crate) fn http_socket(&self) -> PathBuf {
         self.folder.path().join("m")
     }
 
@@ -172,7 +172,7 @@ impl Daemon {
     fn wait_until_ready(&mut self) {
         wait_for("readiness", || {
             assert!(self.child.try_wait().expect("wait").is_none(), "zllmd ended early:\n{}", self.log());
-            (get(&self.metrics_socket(), "/ready").is_some_and(|answer| answer.status == 200)).then_some(())
+            (get(&self.http_socket(), "/ready").is_some_and(|answer| answer.status == 200)).then_some(())
         });
     }
 
@@ -210,7 +210,7 @@ impl Daemon {
 
     /// One value of a scrape.
     pub(crate) fn metric(&self, name: &str) -> f64 {
-        let page = get(&self.metrics_socket(), "/metrics").expect("a scrape");
+        let page = get(&self.http_socket(), "/metrics").expect("a scrape");
         sample(&page.body, name).unwrap_or_else(|| panic!("no {name} in\n{}", page.body))
     }
 

@@ -38,9 +38,9 @@ impl Settings {
     pub(super) fn text(&self, folder: &Path) -> String {
         let Self { model, kv_budget_bytes, ram_budget_bytes, kv_format, kv_dir, .. } = self;
         let Self { ssd_budget_bytes, save, more, .. } = self;
-        let (socket, metrics) = (folder.join("s"), folder.join("m"));
+        let (socket, http) = (folder.join("s"), folder.join("m"));
         format!(
-            "socket = {socket:?}\nmetrics = \"off\"\nmetrics_socket = {metrics:?}\nthreads = 2\n\
+            "socket = {socket:?}\nhttp.listen = \"off\"\nhttp.socket = {http:?}\nthreads = 2\n\
              [kv]\ndir = {kv_dir:?}\nssd_budget = {ssd_budget_bytes}\nsave = {save:?}\n\
              [models.{MODEL}]\npath = {model:?}\nload = \"start\"\nkv_format = {kv_format:?}\n\
              kv_budget = {kv_budget_bytes}\nram_budget = {ram_budget_bytes}\n{more}"

@@ -1,0 +1,62 @@
+//! HTTP, over TCP and, where configured, a Unix socket: the vendors' APIs, and the pages of operators.
+//!
+//! Each API has a module of its own, which knows its requests and its answers; all of them turn a request into the one
+//! [`zllm_wire::Submit`] and its answer's events ([`turn`]) into their own words. No API is made of another's.
+//!
+//! Invariants: a client that goes away cancels its request; one that does not read is waited for, and nobody else waits. What
+//! comes from the network is bounded in bytes, depth and time ([`body`], `limits.rs`) before it is looked at.
+
+mod body;
+mod openai;
+mod pages;
+mod problem;
+mod sse;
+mod turn;
+
+use crate::limits::{HTTP_CONNECTIONS, HTTP_HEAD_TIMEOUT, HTTP_WORKERS};
+use crate::services::Services;
+use actix_web::dev::Server;
+use actix_web::{App, HttpServer, web};
+use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// What the handlers work with. Shared by the HTTP server's own threads.
+pub(crate) struct Http {
+    pub(crate) services: Arc<Services>,
+    /// Whether a request can be served.
+    pub(crate) ready: Arc<AtomicBool>,
+}
+
+/// The server; `None` when it has nowhere to listen.
+///
+/// # Errors
+/// When a listener cannot be used.
+pub(crate) fn server(
+    http: Http,
+    tcp: Option<TcpListener>,
+    unix: Option<UnixListener>,
+) -> std::io::Result<Option<Server>> {
+    if tcp.is_none() && unix.is_none() {
+        return Ok(None);
+    }
+    let http = web::Data::new(http);
+    let mut server = HttpServer::new(move || {
+        App::new().app_data(http.clone()).configure(pages::routes).configure(openai::routes)
+    })
+    .workers(HTTP_WORKERS)
+    .max_connections(HTTP_CONNECTIONS)
+    .client_request_timeout(HTTP_HEAD_TIMEOUT)
+    .disable_signals()
+    .shutdown_timeout(1)
+    // Otherwise a client that closes while its answer is being made is never noticed.
+    .h1_allow_half_closed(false);
+    if let Some(tcp) = tcp {
+        server = server.listen(tcp)?;
+    }
+    if let Some(unix) = unix {
+        server = server.listen_uds(unix)?;
+    }
+    Ok(Some(server.run()))
+}
