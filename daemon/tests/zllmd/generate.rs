@@ -220,7 +220,7 @@ fn bad_requests_are_told_what_is_wrong() {
     assert_eq!(fault(tokens(vec![])).code, ErrorCode::Invalid);
     assert_eq!(fault(tokens(vec![u32::MAX])).code, ErrorCode::Invalid);
     let long = fault(tokens(vec![1; 100_000]));
-    assert_eq!(long.code, ErrorCode::Invalid);
+    assert_eq!(long.code, ErrorCode::TooLong { tokens: 100_000, context: 8192 });
     assert!(long.message.contains("100000 tokens") && long.message.contains("8192"), "{}", long.message);
     let mut hot = greedy("x", 1);
     hot.params.sampling.temperature = Some(f32::NAN);

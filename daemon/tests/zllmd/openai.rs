@@ -167,7 +167,7 @@ fn what_cannot_be_served_is_refused_with_its_name() {
         (json!({"max_tokens": 0}), "max_tokens is 0"),
         (json!({"n": 0}), "n is 0"),
         (json!({"temperature": -1}), "temperature"),
-        (json!({"top_p": 0}), "top_p"),
+        (json!({"top_p": 2}), "top_p"),
         (json!({"logit_bias": {"9999999": 1}}), "9999999"),
     ] {
         let answer = chat(&daemon, more.clone());
