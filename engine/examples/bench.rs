@@ -8,6 +8,9 @@
 //! - `decode N at D`: N steps of one token each, beginning at depth D.
 //! - `S sessions`: steps with a token of each of S sequences, which have a prompt of 8 tokens; tokens of all together.
 //!
+//! The load ends when a step can be computed. The weights are settled before the tests, as the daemon does when it has nothing
+//! to do; the time that takes is shown beside the load's.
+//!
 //! Rates are tokens per second, the best of the repeats. Memory is the peak after the tests without a depth, before longer
 //! contexts and more sequences: of a load, short prefills and a decode.
 
@@ -38,6 +41,7 @@ struct Options {
 
 struct Figures {
     load_s: f64,
+    settle_s: f64,
     peak_rss_bytes: u64,
     weight_bytes_a_token: u64,
     /// Name and tokens per second.
@@ -104,8 +108,11 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
 
 fn run(options: &Options) -> Result<Figures, Box<dyn std::error::Error>> {
     let start = now();
-    let model = LoadedModel::load(&options.model, &options.load, &mut |_| {})?;
+    let mut model = LoadedModel::load(&options.model, &options.load, &mut |_| {})?;
     let load_s = (now() - start).as_secs_f64();
+    let start = now();
+    model.settle();
+    let settle_s = (now() - start).as_secs_f64();
     let mut bench = Bench::new(model, options);
     bench.check()?;
     bench.prefill(0..PROMPT_TOKENS)?;
@@ -124,7 +131,7 @@ fn run(options: &Options) -> Result<Figures, Box<dyn std::error::Error>> {
     }
     options.sessions.iter().try_for_each(|sessions| bench.measure_sessions(*sessions))?;
     let weight_bytes_a_token = weight_bytes_a_token(&options.model)?;
-    Ok(Figures { load_s, peak_rss_bytes, weight_bytes_a_token, tests: bench.tests })
+    Ok(Figures { load_s, settle_s, peak_rss_bytes, weight_bytes_a_token, tests: bench.tests })
 }
 
 struct Bench<'a> {
@@ -274,11 +281,11 @@ fn now() -> std::time::Instant {
 }
 
 fn print(figures: &Figures, json: bool) {
-    let Figures { load_s, peak_rss_bytes, weight_bytes_a_token, tests } = figures;
+    let Figures { load_s, settle_s, peak_rss_bytes, weight_bytes_a_token, tests } = figures;
     if json {
         let tests: Vec<_> = tests.iter().map(|(name, rate)| format!("\"{name}\":{rate:.2}")).collect();
         println!(
-            "{{\"load_s\":{load_s:.4},\"peak_rss_bytes\":{peak_rss_bytes},\
+            "{{\"load_s\":{load_s:.4},\"settle_s\":{settle_s:.4},\"peak_rss_bytes\":{peak_rss_bytes},\
              \"weight_bytes_a_token\":{weight_bytes_a_token},\"tests\":{{{}}}}}",
             tests.join(",")
         );
@@ -288,7 +295,7 @@ fn print(figures: &Figures, json: bool) {
         println!("{name:<24} {rate:9.1} tokens/s");
     }
     println!(
-        "load {load_s:.3} s, peak memory {} MiB, {weight_bytes_a_token} bytes a token",
+        "load {load_s:.3} s, then {settle_s:.3} s to settle, peak memory {} MiB, {weight_bytes_a_token} bytes a token",
         peak_rss_bytes >> 20
     );
 }

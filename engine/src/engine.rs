@@ -134,6 +134,11 @@ impl Engine {
         })
     }
 
+    /// Makes later steps faster, once, when nothing is waited for; see [`LoadedModel::settle`].
+    pub fn settle(&mut self) {
+        self.model.settle();
+    }
+
     /// The text side: tokenizer, template, limits.
     pub fn text(&self) -> &Arc<TextModel> {
         &self.text

@@ -233,6 +233,10 @@ impl Device for CpuDevice {
         let (model, backend) = self.model(model)?;
         model.copy_block(backend, from, to).map_err(|error| error.to_string())
     }
+
+    fn settle(&mut self) -> bool {
+        self.backends.values_mut().any(CpuBackend::settle_weights)
+    }
 }
 
 /// What the configuration says of the model; threads and stage are the device's to say.

@@ -7,6 +7,7 @@ use crate::config::ModelSettings;
 use crate::scheduler::plan::{Accepted, ModelName, RowOutcome, SequenceId, StepOutcome, StepPlan};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use zllm_engine::{FingerprintPart, Stage};
 use zllm_state::BLOCK_TOKENS;
@@ -37,6 +38,8 @@ pub(crate) struct FakeDevice {
     step_time: Duration,
     /// The step with a token of this value panics.
     panics_at: Option<u32>,
+    /// How many pieces are still to settle.
+    unsettled: Arc<AtomicU32>,
 }
 
 impl Default for FakeDevice {
@@ -51,6 +54,7 @@ impl Default for FakeDevice {
             poison: None,
             step_time: Duration::ZERO,
             panics_at: None,
+            unsettled: Arc::default(),
         }
     }
 }
@@ -74,6 +78,11 @@ impl FakeDevice {
     /// Each step takes this long.
     pub(crate) fn slow(step_time: Duration) -> Self {
         Self { step_time, ..Self::default() }
+    }
+
+    /// There is something to settle, of which each piece takes a millisecond.
+    pub(crate) fn unsettled(pieces: Arc<AtomicU32>) -> Self {
+        Self { unsettled: pieces, ..Self::default() }
     }
 
     /// A step with this byte in it panics.
@@ -201,6 +210,12 @@ impl Device for FakeDevice {
         let block = (*self.slot(model, from)?).ok_or(format!("KV block {from} was never written"))?;
         *self.slot(model, to)? = Some(block);
         Ok(())
+    }
+
+    fn settle(&mut self) -> bool {
+        std::thread::sleep(Duration::from_millis(1));
+        let less = |left: u32| left.checked_sub(1);
+        self.unsettled.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
     }
 }
 

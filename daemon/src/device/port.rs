@@ -58,6 +58,9 @@ pub(crate) trait Device: Send {
     /// # Errors
     /// The model is not loaded, or has no such block.
     fn copy(&mut self, model: &ModelName, from: u32, to: u32) -> Result<(), String>;
+
+    /// Does a little, some milliseconds, of what makes later steps faster and can wait; says whether there may be more.
+    fn settle(&mut self) -> bool;
 }
 
 /// What the KV operations say of a model that is not there: it may have been unloaded while they were on their way.

@@ -8,6 +8,7 @@ use crate::catalog::tests::defaults;
 use crate::config::{LoadWhen, ModelDefaults, PlaceSettings};
 use crate::scheduler::plan::{JobNumber, PlanRow};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
 use zllm_wire::{GenerationParams, Prompt};
 
 const SEQUENCE: SequenceId = SequenceId { job: JobNumber(1), choice: 0 };
@@ -112,6 +113,23 @@ async fn what_comes_between_two_stages_of_a_step_is_harmless() {
     let accepted = done.outcome.rows[0].accepted.as_ref().expect("a sample").as_ref().expect("a token");
     assert_eq!(accepted.text, expected_text(&text, 1));
     assert!(done.took >= Duration::from_millis(90), "all stages count: {:?}", done.took);
+}
+
+#[actix::test]
+async fn what_can_wait_is_done_while_nothing_is_asked_and_lets_others_go_first() {
+    // Weeks of it: only a thread that interrupts it answers.
+    for (pieces, ends) in [(u32::MAX, false), (20, true)] {
+        let left = Arc::new(AtomicU32::new(pieces));
+        let devices = devices(|| FakeDevice::unsettled(left.clone()));
+        load(&devices, &["a"]).await;
+        while left.load(Ordering::Relaxed) == pieces {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        step(&devices, &[1, 2, 3], 0, &[0], None).await.expect("a step");
+        while ends && left.load(Ordering::Relaxed) > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
 }
 
 #[actix::test]

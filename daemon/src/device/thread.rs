@@ -1,4 +1,4 @@
-//! A device's thread: takes commands in order, one at a time, and beats after each.
+//! A device's thread: takes commands in order, one at a time, and beats after each. When there are none, it settles.
 
 use super::StageDone;
 use super::busy::Worked;
@@ -47,7 +47,7 @@ pub(super) enum Command {
         to: u32,
         reply: oneshot::Sender<Result<(), String>>,
     },
-    /// Nothing but a beat.
+    /// Nothing but a beat, when there is nothing else.
     Ping,
 }
 
@@ -69,9 +69,14 @@ pub(super) fn spawn(
         while let Some(command) = queue.blocking_recv() {
             stall.before(&command);
             let started = clock.now();
+            let is_ping = matches!(command, Command::Ping);
             carry_out(device.as_mut(), command, &clock, || pulses.beat(organ));
             worked.add(clock.now() - started);
             pulses.beat(organ);
+            // Nothing else was asked just now. What comes meanwhile waits for one piece of it.
+            while is_ping && device.settle() && queue.is_empty() && !queue.is_closed() {
+                pulses.beat(organ);
+            }
         }
     })?;
     Ok(())

@@ -78,6 +78,7 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
         kv_locked: false,
     };
     let runtime = Runtime::load(&mut backend, &file, spec, 0..layers, limits, &mut |_| {})?;
+    backend.settle();
     let mut profile = Profile {
         empty_job: empty_job(backend.pool()),
         backend,

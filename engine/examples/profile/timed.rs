@@ -47,6 +47,11 @@ impl Timed {
         self.inner.pool()
     }
 
+    /// Moves the weights to where steps read them fastest, as an idle daemon does.
+    pub(crate) fn settle(&mut self) {
+        while self.inner.settle_weights() {}
+    }
+
     /// What was noted since the last time, the longest first.
     pub(crate) fn take(&mut self) -> Vec<(&'static str, Sum)> {
         let mut sums: Vec<_> = std::mem::take(&mut self.sums).into_iter().collect();

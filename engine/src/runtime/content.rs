@@ -20,6 +20,8 @@ use crate::gguf::Tensor;
 
 /// Bytes of a piece: many times what the widest vectors hash side by side, and small beside a processor's cache.
 const PIECE_BYTES: usize = 64 << 10;
+/// Bytes of the file that are given back together: some pieces, worth a system call that interrupts the other threads.
+const WINDOW_BYTES: usize = 16 * PIECE_BYTES;
 
 /// The tensors of a model, as far as they were asked for.
 #[derive(Default)]
@@ -41,35 +43,50 @@ impl<'a> Content<'a> {
 pub(super) struct TensorContent<'a> {
     tensor: Tensor<'a>,
     pieces: Box<[Piece]>,
+    windows: Box<[Copied]>,
 }
 
 #[derive(Default)]
 struct Piece {
-    copied: AtomicUsize,
+    copied: Copied,
     hash: OnceLock<blake3::Hash>,
+}
+
+/// How many bytes of a part were copied.
+#[derive(Default)]
+struct Copied(AtomicUsize);
+
+impl Copied {
+    /// Counts what of `part` is in `range`; says whether the part is whole with it and was not before.
+    fn add(&self, part: &Range<usize>, range: &Range<usize>) -> bool {
+        let own = part.end.min(range.end) - part.start.max(range.start);
+        let before = self.0.fetch_add(own, Ordering::Relaxed);
+        before < part.len() && before + own >= part.len()
+    }
 }
 
 impl<'a> TensorContent<'a> {
     fn new(tensor: Tensor<'a>) -> Self {
-        let pieces = tensor.bytes().len().div_ceil(PIECE_BYTES);
-        Self { tensor, pieces: (0..pieces).map(|_| Piece::default()).collect() }
+        let len = tensor.bytes().len();
+        let pieces = (0..len.div_ceil(PIECE_BYTES)).map(|_| Piece::default()).collect();
+        let windows = (0..len.div_ceil(WINDOW_BYTES)).map(|_| Copied::default()).collect();
+        Self { tensor, pieces, windows }
     }
 
     /// Takes note that a range of the tensor's bytes was copied, from any thread: hashes the pieces that are copied whole,
-    /// and gives the file's pages back.
+    /// and gives back the file's pages of the windows that are.
     pub(super) fn copied(&self, range: Range<usize>) {
-        let mut unused = range.clone();
         for index in range.start / PIECE_BYTES..range.end.div_ceil(PIECE_BYTES) {
-            let place = self.place(index);
-            let own = place.end.min(range.end) - place.start.max(range.start);
-            let before = self.pieces[index].copied.fetch_add(own, Ordering::Relaxed);
-            if before < place.len() && before + own >= place.len() {
-                // The part of a piece that others have copied and given back comes in again with this.
-                unused = unused.start.min(place.start)..unused.end.max(place.end);
+            if self.pieces[index].copied.add(&self.part(index, PIECE_BYTES), &range) {
                 self.hash(index);
             }
         }
-        self.tensor.give_back(unused);
+        for index in range.start / WINDOW_BYTES..range.end.div_ceil(WINDOW_BYTES) {
+            let window = self.part(index, WINDOW_BYTES);
+            if self.windows[index].add(&window, &range) {
+                self.tensor.give_back(window);
+            }
+        }
     }
 
     fn finish(&self) -> blake3::Hash {
@@ -81,12 +98,14 @@ impl<'a> TensorContent<'a> {
     }
 
     fn hash(&self, index: usize) -> &blake3::Hash {
-        self.pieces[index].hash.get_or_init(|| blake3::hash(&self.tensor.bytes()[self.place(index)]))
+        let piece = self.part(index, PIECE_BYTES);
+        self.pieces[index].hash.get_or_init(|| blake3::hash(&self.tensor.bytes()[piece]))
     }
 
-    fn place(&self, index: usize) -> Range<usize> {
-        let start = index * PIECE_BYTES;
-        start..self.tensor.bytes().len().min(start + PIECE_BYTES)
+    /// The `index`th part of `bytes` bytes; the last may be shorter.
+    fn part(&self, index: usize, bytes: usize) -> Range<usize> {
+        let start = index * bytes;
+        start..self.tensor.bytes().len().min(start + bytes)
     }
 }
 

@@ -54,7 +54,7 @@ impl CpuBackend {
             pool,
             isa,
             ropes: Vec::new(),
-            arena: WeightArena::with_room(0).expect("nothing is always there"),
+            arena: WeightArena::default(),
             rows_scratch: RowsScratch::new(),
             attend_scratch: AttendScratch::default(),
         }
@@ -63,6 +63,12 @@ impl CpuBackend {
     /// Its threads.
     pub fn pool(&self) -> &Pool {
         &self.pool
+    }
+
+    /// Moves the next two megabytes of weights into a huge page, from which a step reads faster; says whether there may be more
+    /// to do. Takes some milliseconds: for when there is nothing else to do. See [`WeightArena`].
+    pub fn settle_weights(&mut self) -> bool {
+        self.arena.settle()
     }
 }
 
@@ -107,8 +113,7 @@ impl Linear for CpuBackend {
 
     fn reserve_weights(&mut self, bytes: usize) -> Result<(), DeviceError> {
         let out_of_memory = DeviceError::OutOfMemory { what: "weights", bytes, backend: super::NAME };
-        self.arena = WeightArena::with_room(bytes).ok_or(out_of_memory)?;
-        Ok(())
+        if self.arena.reserve(bytes) { Ok(()) } else { Err(out_of_memory) }
     }
 
     fn weight(&mut self, source: WeightSource<'_>) -> Result<PackedWeight, DeviceError> {

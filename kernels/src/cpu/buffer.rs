@@ -54,6 +54,11 @@ impl<T: Plain> AlignedBuffer<T> {
 
     /// `len` zeros, if the system has memory for them: for sizes that a user chose.
     pub fn try_zeroed(len: usize) -> Option<Self> {
+        Self::with_pages(len, Pages::Huge)
+    }
+
+    /// The same with pages as they come first, small or huge, until [`Self::settle`] makes them huge.
+    pub(crate) fn with_pages(len: usize, pages: Pages) -> Option<Self> {
         let layout = Self::layout(len)?;
         // SAFETY: `layout` has a non-zero size.
         let allocation = NonNull::new(unsafe { alloc_zeroed(layout) })?;
@@ -61,16 +66,29 @@ impl<T: Plain> AlignedBuffer<T> {
         if layout.size() >= 2 * HUGE_PAGE_BYTES {
             // SAFETY: a large layout has a huge page to spare, so the offset stays inside.
             start = unsafe { allocation.add(allocation.align_offset(HUGE_PAGE_BYTES)) };
-            #[cfg(target_os = "linux")]
-            {
-                use nix::sys::mman::{MmapAdvise, madvise};
-                let bytes = layout.size() - HUGE_PAGE_BYTES;
-                // SAFETY: the range was just allocated and is owned here; the advice does not change its contents. It
-                // comes before the first touch, and it is only advice: a refusal costs speed.
-                let _ = unsafe { madvise(start.cast(), bytes, MmapAdvise::MADV_HUGEPAGE) };
-            }
+            // SAFETY: the range was just allocated and is owned here. The advice comes before the first touch.
+            unsafe { advise(start, layout.size() - HUGE_PAGE_BYTES, pages) };
         }
         Some(Self { start: start.cast(), len, allocation, locked: false })
+    }
+
+    /// Moves the `index`th two megabytes into a huge page, if the system does; says whether there are that many. Readers wait
+    /// meanwhile, and no byte that they see changes. It begins with index 0.
+    pub(crate) fn settle(&self, index: usize) -> bool {
+        let pages = self.len * size_of::<T>() / HUGE_PAGE_BYTES;
+        if index >= pages {
+            return false;
+        }
+        let start = self.start.cast::<u8>();
+        // SAFETY: mapped, and owned here; a buffer with a huge page's worth of memory begins where a huge page may.
+        unsafe {
+            if index == 0 {
+                // What cannot be moved now, the system may move later.
+                advise(start, pages * HUGE_PAGE_BYTES, Pages::Huge);
+            }
+            collapse(start.add(index * HUGE_PAGE_BYTES));
+        }
+        true
     }
 
     /// Brings all of it into memory and keeps it there: the system will not swap it out.
@@ -123,6 +141,46 @@ impl<T: Plain> AlignedBuffer<T> {
         Layout::from_size_align(bytes, align).ok()
     }
 }
+
+/// Which pages a large buffer gets as it is touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pages {
+    Small,
+    Huge,
+}
+
+/// Asks for pages for `bytes` bytes: what is refused costs speed alone.
+///
+/// # Safety
+/// The range is mapped and the caller's own.
+#[cfg(target_os = "linux")]
+unsafe fn advise(start: NonNull<u8>, bytes: usize, pages: Pages) {
+    use nix::sys::mman::{MmapAdvise, madvise};
+    let advice = match pages {
+        Pages::Small => MmapAdvise::MADV_NOHUGEPAGE,
+        Pages::Huge => MmapAdvise::MADV_HUGEPAGE,
+    };
+    // SAFETY: as the caller promises; the advice does not change what the range holds.
+    let _ = unsafe { madvise(start.cast(), bytes, advice) };
+}
+
+#[cfg(not(target_os = "linux"))]
+unsafe fn advise(_: NonNull<u8>, _: usize, _: Pages) {}
+
+/// Puts the huge page's worth of memory at `start` into one. Linux does since 6.1; a refusal costs speed alone.
+///
+/// # Safety
+/// That memory is mapped.
+#[cfg(target_os = "linux")]
+unsafe fn collapse(start: NonNull<u8>) {
+    /// `MADV_COLLAPSE` of `linux/mman.h`.
+    const COLLAPSE: nix::libc::c_int = 25;
+    // SAFETY: as the caller promises; what the range holds stays.
+    let _ = unsafe { nix::libc::madvise(start.as_ptr().cast(), HUGE_PAGE_BYTES, COLLAPSE) };
+}
+
+#[cfg(not(target_os = "linux"))]
+unsafe fn collapse(_: NonNull<u8>) {}
 
 impl<T: Plain> Drop for AlignedBuffer<T> {
     fn drop(&mut self) {

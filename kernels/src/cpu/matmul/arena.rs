@@ -1,14 +1,14 @@
 //! Memory for packed weights, reserved in one piece and handed out in order.
 //!
 //! A model has hundreds of matrices of a few megabytes. In memory of its own, each would begin and end within a huge page
-//! that the system then does not give; end to end they fill huge pages, all of them. The system clears a page when it is first
-//! touched, and that is the greater part of a load: the pool's threads touch whole pages, a few ahead of what is packed. Two
-//! threads that pack into the same untouched page would both clear it, and one of them in vain.
+//! that the system then does not give; end to end they fill huge pages, all of them.
+//!
+//! But not at load. A virtual machine that gives its free memory back to its host gives it in huge pages; a new one has to be
+//! found by the host again, which takes fifty times as long as clearing one that the machine still has (docs/PERFORMANCE.md).
+//! Small pages come from the pieces in between, which the machine has kept. So weights are packed into small pages, and
+//! [`WeightArena::settle`] moves them into huge ones when there is time.
 
-use crate::cpu::{
-    buffer::{AlignedBuffer, HUGE_PAGE_BYTES},
-    pool::Pool,
-};
+use crate::cpu::buffer::{AlignedBuffer, Pages};
 use std::{
     ops::Range,
     sync::{Arc, Weak},
@@ -16,17 +16,17 @@ use std::{
 
 /// Where a weight may begin: cache lines and 512-bit vectors.
 const ALIGN: usize = 64;
-/// Huge pages that each thread touches at a time.
-const PAGES_AHEAD: usize = 4;
 
 /// What is left of the memory that was reserved last. It belongs to the weights in it: the arena does not keep it.
+#[derive(Default)]
 pub struct WeightArena {
     /// Until there is the first weight.
     reserved: Option<Arc<AlignedBuffer<u8>>>,
     chunk: Weak<AlignedBuffer<u8>>,
     room: usize,
     used: usize,
-    touched: usize,
+    /// Memory that is not settled yet, and how many huge pages of it are.
+    unsettled: Vec<(Weak<AlignedBuffer<u8>>, usize)>,
 }
 
 /// A part of an arena's memory.
@@ -36,47 +36,41 @@ pub(super) struct Place {
 }
 
 impl WeightArena {
-    /// An arena with room for weights of `bytes` in all, or `None` where the system has not that much. The memory is taken as
-    /// it is used, and freed with the last weight in it. Weights that find no room get memory of their own.
-    pub fn with_room(bytes: usize) -> Option<Self> {
-        let reserved = Arc::new(AlignedBuffer::try_zeroed(bytes)?);
-        let chunk = Arc::downgrade(&reserved);
-        Some(Self { reserved: Some(reserved), chunk, room: bytes, used: 0, touched: 0 })
+    /// Takes memory for weights of `bytes` in all; says whether the system has that much. It is touched as it is used, and
+    /// freed with the last weight in it. Weights that find no room get memory of their own.
+    pub fn reserve(&mut self, bytes: usize) -> bool {
+        let reserved = AlignedBuffer::with_pages(bytes, Pages::Small).map(Arc::new);
+        self.chunk = reserved.as_ref().map(Arc::downgrade).unwrap_or_default();
+        (self.room, self.used) = (if reserved.is_some() { bytes } else { 0 }, 0);
+        self.unsettled.retain(|(chunk, _)| chunk.strong_count() > 0);
+        self.unsettled.push((self.chunk.clone(), 0));
+        self.reserved = reserved;
+        self.reserved.is_some()
+    }
+
+    /// Moves the next two megabytes of the weights into a huge page: some milliseconds, in which no step should wait. Says
+    /// whether there may be more to do.
+    pub fn settle(&mut self) -> bool {
+        while let Some((chunk, next)) = self.unsettled.last_mut() {
+            if chunk.upgrade().is_some_and(|chunk| chunk.settle(*next)) {
+                *next += 1;
+                return true;
+            }
+            self.unsettled.pop();
+        }
+        false
     }
 
     /// Zeros for a weight, if there is memory for them.
-    pub(super) fn take(&mut self, pool: &Pool, bytes: usize) -> Option<Place> {
+    pub(super) fn take(&mut self, bytes: usize) -> Option<Place> {
         let start = self.used.next_multiple_of(ALIGN);
         let has_room = self.room.checked_sub(start).is_some_and(|left| left >= bytes);
         let chunk = has_room.then(|| self.reserved.take().or_else(|| self.chunk.upgrade())).flatten();
         let Some(chunk) = chunk else {
-            return Self::with_room(bytes)?.take(pool, bytes);
+            return Some(Place { chunk: Arc::new(AlignedBuffer::try_zeroed(bytes)?), range: 0..bytes });
         };
         self.used = start + bytes;
-        self.touch(pool, &chunk);
         Some(Place { chunk, range: start..self.used })
-    }
-
-    /// Touches all pages up to what is used, and some more, but none that nobody asked for.
-    fn touch(&mut self, pool: &Pool, chunk: &AlignedBuffer<u8>) {
-        if self.room < HUGE_PAGE_BYTES {
-            return;
-        }
-        while self.touched < self.used {
-            let pages = (self.room - self.touched).div_ceil(HUGE_PAGE_BYTES);
-            let pages = pages.min(PAGES_AHEAD * pool.threads());
-            let first = self.touched;
-            pool.split(pages, 1, &|pages, _| {
-                for page in pages {
-                    let at = first + page * HUGE_PAGE_BYTES;
-                    // SAFETY: what was not touched was not handed out.
-                    let byte = unsafe { chunk.part_mut(at..at + 1) };
-                    // SAFETY: a valid place; volatile, or else the compiler could leave it out.
-                    unsafe { std::ptr::from_mut(&mut byte[0]).write_volatile(0) };
-                }
-            });
-            self.touched += pages * HUGE_PAGE_BYTES;
-        }
     }
 }
 
@@ -110,17 +104,18 @@ impl Place {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::buffer::HUGE_PAGE_BYTES;
 
     #[test]
     fn places_lie_in_order_and_what_finds_no_room_has_its_own() {
-        let pool = Pool::new(2);
         let room = 3 * HUGE_PAGE_BYTES + 100;
-        let mut arena = WeightArena::with_room(room).unwrap();
+        let mut arena = WeightArena::default();
+        assert!(arena.reserve(room));
         let mut places: Vec<Place> = Vec::new();
         for (i, bytes) in
             [1, HUGE_PAGE_BYTES, 63, 2 * HUGE_PAGE_BYTES - 200, 40, 2000].into_iter().enumerate()
         {
-            let mut place = arena.take(&pool, bytes).unwrap();
+            let mut place = arena.take(bytes).unwrap();
             assert_eq!(place.len(), bytes);
             assert!(
                 place.bytes().iter().all(|&b| b == 0) && place.bytes().as_ptr().addr().is_multiple_of(ALIGN)
@@ -142,13 +137,66 @@ mod tests {
 
     #[test]
     fn memory_goes_with_the_last_weight_in_it() {
-        let pool = Pool::new(1);
-        let mut arena = WeightArena::with_room(300).unwrap();
-        let places = [100, 100].map(|bytes| arena.take(&pool, bytes).unwrap());
+        let mut arena = WeightArena::default();
+        assert!(arena.reserve(300));
+        let places = [100, 100].map(|bytes| arena.take(bytes).unwrap());
         let chunk = arena.chunk.clone();
         assert_eq!(chunk.strong_count(), 2);
         drop(places);
         assert_eq!(chunk.strong_count(), 0, "the arena does not keep it");
-        assert_eq!(arena.take(&pool, 10).unwrap().bytes(), [0; 10], "there is still memory to be had");
+        assert_eq!(arena.take(10).unwrap().bytes(), [0; 10], "there is still memory to be had");
+    }
+
+    #[test]
+    fn what_is_not_to_be_had_is_refused() {
+        let mut arena = WeightArena::default();
+        assert!(!arena.reserve(usize::MAX / 2));
+        assert_eq!(arena.take(10).unwrap().len(), 10, "a weight still has memory of its own");
+        assert!(!arena.settle());
+    }
+
+    /// Of the memory around `place`, in bytes of huge pages, as the system tells; `None` where it does not.
+    #[cfg(target_os = "linux")]
+    fn huge_bytes(place: &Place) -> Option<usize> {
+        let address = place.bytes().as_ptr().addr();
+        let maps = std::fs::read_to_string("/proc/self/smaps").ok()?;
+        let mut lines = maps.lines();
+        lines.find(|line| {
+            let bounds = line.split(' ').next().and_then(|range| range.split_once('-'));
+            let [from, to] = match bounds {
+                Some((from, to)) => [from, to].map(|bound| usize::from_str_radix(bound, 16).ok()),
+                None => [None, None],
+            };
+            from.zip(to).is_some_and(|(from, to)| (from..to).contains(&address))
+        })?;
+        let line = lines.find_map(|line| line.strip_prefix("AnonHugePages:"))?;
+        Some(line.trim().strip_suffix(" kB")?.parse::<usize>().ok()? * 1024)
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn settling_moves_whole_pages_of_all_models_and_changes_no_byte() {
+        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+        let mut numbers = release.split('.').map(|number| number.parse::<u32>().unwrap_or(0));
+        let has_collapse = (numbers.next(), numbers.next()) >= (Some(6), Some(1));
+        let mut arena = WeightArena::default();
+        let byte = |i: usize| (i * 7 % 251) as u8;
+        let mut places = Vec::new();
+        // Large enough that the allocator maps memory of their own for two of them.
+        for pages in [17, 0, 18] {
+            let bytes = pages * HUGE_PAGE_BYTES + 1000;
+            assert!(arena.reserve(bytes));
+            let mut place = arena.take(bytes).unwrap();
+            place.bytes_mut().iter_mut().enumerate().for_each(|(i, b)| *b = byte(i));
+            assert!(pages == 0 || huge_bytes(&place) == Some(0), "small at first");
+            places.push((pages, place));
+        }
+        assert_eq!(std::iter::from_fn(|| arena.settle().then_some(())).count(), 17 + 18);
+        for (pages, place) in &places {
+            assert!(place.bytes().iter().enumerate().all(|(i, b)| *b == byte(i)));
+            // The system may have no huge page left for some of them.
+            let expected = if has_collapse { pages / 2 * HUGE_PAGE_BYTES } else { 0 };
+            assert!(huge_bytes(place) >= Some(expected), "{pages} pages: {:?}", huge_bytes(place));
+        }
     }
 }

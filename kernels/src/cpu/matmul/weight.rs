@@ -13,6 +13,10 @@ use crate::{
     cpu::{isa::Isa, pool::Pool, share::Shared},
 };
 
+/// Bytes that a thread packs at a time: they stay in its cache until they are released, and where a matrix ends, no thread
+/// waits long for the other.
+const PIECE_BYTES: usize = 128 << 10;
+
 /// Why a matrix cannot be packed.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum PackError {
@@ -84,8 +88,8 @@ impl PackedWeight {
         bytes: &[u8],
     ) -> Result<Self, PackError> {
         let source = WeightSource { name: "", format, rows, cols, bytes, release: &|_| {} };
-        let mut arena = WeightArena::with_room(0).expect("nothing is always there");
-        let mut packed = Self::pack_all(pool, isa, &mut arena, &[source]).map_err(|(_, error)| error)?;
+        let arena = &mut WeightArena::default();
+        let mut packed = Self::pack_all(pool, isa, arena, &[source]).map_err(|(_, error)| error)?;
         Ok(packed.pop().expect("a matrix for each source"))
     }
 
@@ -110,10 +114,9 @@ impl PackedWeight {
         let Sizes { row_bytes, group_bytes, matrix_bytes, all_bytes } = sizes(sources)?;
         let group_count = rows.div_ceil(GROUP_ROWS);
         let out_of_memory = PackError::OutOfMemory { format, rows, cols, bytes: all_bytes };
-        let mut place = arena.take(pool, all_bytes).ok_or((0, out_of_memory))?;
+        let mut place = arena.take(all_bytes).ok_or((0, out_of_memory))?;
         let out = Shared::new(place.bytes_mut());
-        // Pieces of about a megabyte: enough to make a release worth its system call.
-        let grain = (1usize << 20).div_ceil(group_bytes);
+        let grain = PIECE_BYTES.div_ceil(group_bytes);
         pool.split(group_count * sources.len(), grain, &|piece, _| {
             // SAFETY: pieces do not overlap, and each group belongs to one piece.
             let mut out = unsafe { out.part(piece.start * group_bytes..piece.end * group_bytes) };
