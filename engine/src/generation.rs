@@ -172,7 +172,8 @@ impl Generation {
             endings.extend_from_slice(tokenizer.ends_of_generation());
         }
         Ok(Self {
-            sampler: Sampler::with_breakers(params.sampling.clone(), breakers, prompt_tokens),
+            sampler: Sampler::with_breakers(params.sampling.clone(), breakers, prompt_tokens)
+                .on(text_model.isa()),
             detokenizer: Detokenizer::new(),
             stop: StopStrings::new(params.stop.clone())?,
             stop_tokens: params.stop_tokens.clone(),
@@ -332,7 +333,7 @@ impl Generation {
 
     /// The report on `token`, which was drawn from `untouched`.
     fn report(&self, token: u32) -> Option<TokenReport> {
-        let found = log_probabilities_beside(&self.untouched, token, self.logprobs?)?;
+        let found = log_probabilities_beside(self.text_model.isa(), &self.untouched, token, self.logprobs?)?;
         let alternative = |(token, log_probability)| Alternative {
             token,
             bytes: self.bytes_of(token).to_vec(),

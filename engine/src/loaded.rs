@@ -277,7 +277,7 @@ impl DeviceModel {
         let kv = (options.kv_format, backend.kv_layout());
         let hashes = runtime.content_hashes().clone();
         let fingerprint = FingerprintPart::new(&file, runtime.spec(), kv, text.tokenizer().ok(), hashes);
-        Ok(Self { text: Arc::new(text), runtime, ram_blocks, fingerprint })
+        Ok(Self { text: Arc::new(text.with_isa(backend.isa())), runtime, ram_blocks, fingerprint })
     }
 
     /// The text side, shared.

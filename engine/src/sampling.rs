@@ -59,6 +59,7 @@ use penalties::Penalties;
 use random::{Stream, random_stream_u64};
 use serde::{Deserialize, Serialize};
 use typical::Distance;
+use zllm_kernels::cpu::isa::Isa;
 
 /// What a sampler knows that parameters and tokens do not tell. Whoever wants to resume a sequence later keeps it beside
 /// the tokens; without mirostat it never changes.
@@ -110,6 +111,13 @@ impl Sampler {
             was_degenerate: false,
             params,
         }
+    }
+
+    /// Lets it draw with the instructions of `isa`, which this machine must have; without, with its best. The tokens are the
+    /// same.
+    pub fn on(mut self, isa: Isa) -> Self {
+        self.distribution.set_isa(isa);
+        self
     }
 
     /// Goes on from the state of an earlier sampler of the same sequence.

@@ -3,6 +3,8 @@
 
 use std::borrow::Cow;
 
+use zllm_kernels::cpu::isa::Isa;
+
 use crate::{
     gguf::GgufFile,
     prefill::{self, Prefill},
@@ -21,6 +23,7 @@ pub struct TextModel {
     vocab_size: usize,
     tokenizer: Result<Tokenizer, String>,
     templates: ModelTemplates,
+    isa: Isa,
 }
 
 impl TextModel {
@@ -50,7 +53,18 @@ impl TextModel {
             vocab_size: spec.vocab_size,
             tokenizer,
             templates,
+            isa: Isa::best(),
         }
+    }
+
+    /// Lets tokens be drawn with the instructions of `isa`, which this machine must have. Which one changes no token.
+    pub fn with_isa(self, isa: Isa) -> Self {
+        Self { isa, ..self }
+    }
+
+    /// The instructions that tokens are drawn with.
+    pub(crate) fn isa(&self) -> Isa {
+        self.isa
     }
 
     /// Puts a chat template before the file's own.

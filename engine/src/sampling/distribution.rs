@@ -2,7 +2,7 @@
 //!
 //! Each token gets a likelihood `exp((logit - max) / temperature)` in [0, 1] (written over its logit) and an integer
 //! weight, the likelihood in units of 2^-40. A histogram over the likelihood's leading bits holds the weights; a filter
-//! finds the bucket where its limit falls and sorts that one bucket alone. Since sums are integers, no order of addition
+//! finds the bucket where its limit falls and looks at the tokens of that one alone. Since sums are integers, no order of addition
 //! can change them. Tokens less likely than 2^-41 of the most likely one have weight 0 and are never drawn: with 2^18
 //! tokens they add up to less than one draw in eight million.
 //!
@@ -13,7 +13,9 @@ use std::ops::Range;
 
 use zllm_kernels::cpu::{
     isa::Isa,
-    vocabulary::{self, BLOCK, BUCKET_LANES, BUCKETS, Histogram, LOWEST_EXPONENT, bucket_of, weight},
+    vocabulary::{
+        self, BLOCK, BUCKET_LANES, BUCKETS, Histogram, LOWEST_EXPONENT, bucket_of, find_bucket, weight,
+    },
 };
 
 use super::{candidates::Candidate, math};
@@ -29,6 +31,9 @@ pub(super) struct Filters {
     pub(super) top_p: f32,
     pub(super) min_p: f32,
 }
+
+/// Tokens that are sorted to find the last one that a limit leaves.
+const SORTED: usize = 64;
 
 /// What a limit counts.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -64,7 +69,9 @@ pub(super) struct Distribution {
     weights: Vec<u64>,
     /// The tokens of each bucket of the live blocks; for top-k.
     counts: Vec<u64>,
-    /// One bucket's tokens, packed to sort by rank.
+    /// The ids of one bucket's tokens.
+    found: Vec<u32>,
+    /// Those that are kept, packed to sort by rank.
     members: Vec<u64>,
 }
 
@@ -78,12 +85,18 @@ impl Default for Distribution {
             sums: Box::new([[0; BUCKET_LANES]; BUCKETS]),
             weights: Vec::new(),
             counts: Vec::new(),
+            found: Vec::new(),
             members: Vec::new(),
         }
     }
 }
 
 impl Distribution {
+    /// Sets the instructions of the passes over a row.
+    pub(super) fn set_isa(&mut self, isa: Isa) {
+        self.isa = isa;
+    }
+
     /// Reads a row: what draws from it need to know, and its largest logit; negative infinity when there is none.
     pub(super) fn read(&mut self, logits: &[f32]) -> f32 {
         vocabulary::block_maxima(self.isa, logits, &mut self.block_maxima);
@@ -194,19 +207,10 @@ impl Distribution {
                 continue;
             }
             self.collect(likelihoods, cut, index);
-            self.members.sort_unstable();
-            let mut kept_weight = 0;
-            for &member in &self.members {
-                let (value, id) = unpack(member);
-                kept_weight += weight(value);
-                kept += if measure == Measure::Tokens { 1 } else { weight(value) };
-                if kept >= target {
-                    self.weights[index] = kept_weight;
-                    self.weights[index + 1..].fill(0);
-                    return Cut { likelihood: value, id };
-                }
-            }
-            unreachable!("bucket {index} holds what its sums say");
+            let (cut, kept_weight) = cut_members(&mut self.members, measure, target.saturating_sub(kept));
+            self.weights[index] = kept_weight;
+            self.weights[index + 1..].fill(0);
+            return cut;
         }
         cut
     }
@@ -224,22 +228,17 @@ impl Distribution {
 
     /// Gathers the kept tokens of one bucket, in the order of their ids.
     fn collect(&mut self, likelihoods: &[f32], cut: Cut, bucket: usize) {
+        self.found.clear();
+        self.found.reserve(likelihoods.len());
+        for run in self.live_blocks.chunk_by(|a, b| a + 1 == *b) {
+            let run = tokens_of(run, likelihoods.len());
+            find_bucket(self.isa, &likelihoods[run.clone()], run.start as u32, bucket, &mut self.found);
+        }
         self.members.clear();
         self.members.reserve(likelihoods.len());
-        let bucket = bucket as u32;
-        let is_in = |value: f32| bucket_of(value) as u32 == bucket;
-        for &block in &self.live_blocks {
-            let values = block_of(likelihoods, block);
-            // Without an exit inside, so that it is a few vector compares.
-            if !values.iter().fold(false, |found, &value| found | is_in(value)) {
-                continue;
-            }
-            for (id, &value) in (block * BLOCK as u32..).zip(values) {
-                if is_in(value) && cut.keeps(value, id) {
-                    self.members.push(pack(value, id));
-                }
-            }
-        }
+        let tokens = self.found.iter().map(|&id| (likelihoods[id as usize], id));
+        self.members
+            .extend(tokens.filter(|&(value, id)| cut.keeps(value, id)).map(|(value, id)| pack(value, id)));
     }
 
     /// The token at a random point of the kept weight, laid out by bucket and then by id.
@@ -268,6 +267,39 @@ impl Distribution {
 /// The largest value; NaN is ignored, and negative infinity is the answer when there is nothing else.
 pub(super) fn maximum(values: &[f32]) -> f32 {
     values.iter().fold(f32::NEG_INFINITY, |most, &value| if value > most { value } else { most })
+}
+
+/// The cut after the first of one bucket's members, in rank order, at which they reach `target`, and the weight of these.
+fn cut_members(members: &mut [u64], measure: Measure, target: u64) -> (Cut, u64) {
+    let weights = |members: &[u64]| members.iter().map(|&member| weight(unpack(member).0)).sum::<u64>();
+    let amount = |members: &[u64]| match measure {
+        Measure::Tokens => members.len() as u64,
+        Measure::Weight => weights(members),
+    };
+    let (mut rest, mut reached, mut kept_weight) = (members, 0, 0);
+    // Halves the members that the last one kept can be among.
+    while rest.len() > SORTED {
+        let half = rest.len() / 2;
+        rest.select_nth_unstable(half);
+        let (front, back) = rest.split_at_mut(half);
+        if reached + amount(front) >= target {
+            rest = front;
+        } else {
+            reached += amount(front);
+            kept_weight += weights(front);
+            rest = back;
+        }
+    }
+    rest.sort_unstable();
+    for member in rest.iter() {
+        let (likelihood, id) = unpack(*member);
+        kept_weight += weight(likelihood);
+        reached += amount(&[*member]);
+        if reached >= target {
+            return (Cut { likelihood, id }, kept_weight);
+        }
+    }
+    unreachable!("a bucket holds what its sums say");
 }
 
 /// The tokens of consecutive blocks of a row of `len`.

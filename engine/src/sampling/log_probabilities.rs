@@ -29,8 +29,7 @@ struct LogSoftmax {
 
 impl LogSoftmax {
     /// `None` when no logit is above negative infinity. NaN is no token's logit.
-    fn new(logits: &[f32]) -> Option<Self> {
-        let isa = Isa::best();
+    fn new(isa: Isa, logits: &[f32]) -> Option<Self> {
         let mut maxima = Vec::new();
         block_maxima(isa, logits, &mut maxima);
         let max = maximum(&maxima);
@@ -84,15 +83,16 @@ impl LogSoftmax {
 /// The `top_n` most likely tokens and their natural log probabilities, most likely first, ties by id. NaN logits count as
 /// negative infinity; with no logit above that, the result is empty.
 pub fn log_probabilities(logits: &[f32], top_n: usize) -> Vec<(u32, f32)> {
-    LogSoftmax::new(logits).map(|softmax| softmax.top(logits, top_n)).unwrap_or_default()
+    LogSoftmax::new(Isa::best(), logits).map(|softmax| softmax.top(logits, top_n)).unwrap_or_default()
 }
 
 /// The report on a row from which `drawn` was drawn; `None` when the row holds no number.
 pub(crate) fn log_probabilities_beside(
+    isa: Isa,
     logits: &[f32],
     drawn: u32,
     top_n: usize,
 ) -> Option<TokenLogProbabilities> {
-    let softmax = LogSoftmax::new(logits)?;
+    let softmax = LogSoftmax::new(isa, logits)?;
     Some(TokenLogProbabilities { drawn: softmax.of(logits[drawn as usize]), top: softmax.top(logits, top_n) })
 }

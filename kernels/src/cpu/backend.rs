@@ -60,6 +60,11 @@ impl CpuBackend {
         }
     }
 
+    /// What its kernels are compiled for.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
     /// Its threads.
     pub fn pool(&self) -> &Pool {
         &self.pool

@@ -79,6 +79,8 @@ pub(crate) trait Simd: Copy {
     fn copy_sign(self, magnitude: Self::F, sign: Self::F) -> Self::F;
     /// Where `a < b` (not for NaN) `x`, elsewhere `y`.
     fn select_less(self, a: Self::F, b: Self::F, x: Self::F, y: Self::F) -> Self::F;
+    /// A bit for each lane in which `a < b` (not for NaN).
+    fn less_bits(self, a: Self::F, b: Self::F) -> u16;
     /// Lanes whose bit is set in `keep` from `x`, the others from `y`.
     fn select_bits(self, keep: u16, x: Self::F, y: Self::F) -> Self::F;
     /// Each even lane in its place and in the odd one after it.
@@ -110,6 +112,6 @@ pub(crate) trait Simd: Copy {
     /// Rounded to nearest even. Only for values that fit an i32; others, and NaN, give any integer.
     fn round(self, a: Self::F) -> Self::I;
 
-    /// Asks for the cache line at `at`, into the second level. Never faults, whatever the address.
+    /// Asks for the cache line at `at`, into every level. Never faults, whatever the address.
     fn prefetch(self, at: *const u8);
 }

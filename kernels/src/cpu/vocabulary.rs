@@ -19,8 +19,9 @@ const BUCKET_SHIFT: u32 = 18;
 pub const BUCKETS: usize = 44 * 32 + 1;
 /// Tokens whose weights and buckets are made at a time.
 const PART: usize = 256;
-/// Sums of a bucket: neighbours have sums of their own, so that equal ones do not wait for each other.
-pub const BUCKET_LANES: usize = 4;
+/// Sums of a bucket: neighbours have sums of their own, so that equal ones do not wait for each other. A sum is in the cache
+/// again after about eight additions, and eight are a cache line.
+pub const BUCKET_LANES: usize = 8;
 /// Weight of a likelihood of 1.
 const UNIT: f64 = (1u64 << 40) as f64;
 /// f64 has whole numbers alone from here to 2^53, so adding it rounds, and the sum's low bits are the integer.
@@ -39,6 +40,12 @@ pub fn weight(likelihood: f32) -> u64 {
 #[inline(always)]
 pub fn bucket_of(likelihood: f32) -> usize {
     (1.0f32.to_bits().wrapping_sub(likelihood.to_bits()) >> BUCKET_SHIFT) as usize
+}
+
+/// Bounds of a bucket's likelihoods: above the first, up to the second.
+fn bucket_bounds(bucket: usize) -> (f32, f32) {
+    let below = |buckets: usize| f32::from_bits(1.0f32.to_bits() - ((buckets as u32) << BUCKET_SHIFT));
+    (below(bucket + 1), below(bucket))
 }
 
 /// Adding and subtracting 1.5 * 2^23 rounds to the nearest whole number.
@@ -205,6 +212,43 @@ fn weigh_part<S: Simd>(s: S, values: &mut [f32; PART], max: f32, scale: f32, his
     }
 }
 
+/// Appends the index of each likelihood of `bucket` to `found`, ascending, the first likelihood being number `first`.
+///
+/// # Panics
+/// When `bucket` is not one of [`BUCKETS`].
+pub fn find_bucket(isa: Isa, likelihoods: &[f32], first: u32, bucket: usize, found: &mut Vec<u32>) {
+    assert!(bucket < BUCKETS, "bucket {bucket} of {BUCKETS}");
+    simd::dispatch(isa, FindBucket { likelihoods, first, bounds: bucket_bounds(bucket), found });
+}
+
+struct FindBucket<'a> {
+    likelihoods: &'a [f32],
+    first: u32,
+    bounds: (f32, f32),
+    found: &'a mut Vec<u32>,
+}
+
+impl Kernel for FindBucket<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { likelihoods, first, bounds: (above, most), found } = self;
+        let (vectors, rest) = likelihoods.as_chunks::<LANES>();
+        for (index, vector) in (first..).step_by(LANES).zip(vectors) {
+            let values = s.load(vector);
+            let mut inside = s.less_bits(s.splat(above), values) & !s.less_bits(s.splat(most), values);
+            while inside != 0 {
+                found.push(index + inside.trailing_zeros());
+                inside &= inside - 1;
+            }
+        }
+        let start = first + (vectors.len() * LANES) as u32;
+        found.extend(
+            (start..).zip(rest).filter(|(_, value)| **value > above && **value <= most).map(|(i, _)| i),
+        );
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -252,6 +296,15 @@ mod tests {
                     assert_eq!(bits(&got), bits(&want), "{} {len}", isa.name());
                     let got: Vec<u64> = histogram.iter().map(|lanes| lanes.iter().sum()).collect();
                     assert_eq!(got, sums, "{} {len}", isa.name());
+                    for bucket in [0, 1, 40, 300, BUCKETS - 1] {
+                        let is_in = |(index, &value): (usize, &f32)| {
+                            (bucket_of(value) == bucket).then_some(index as u32 + 7)
+                        };
+                        let members: Vec<u32> = want.iter().enumerate().filter_map(is_in).collect();
+                        let mut found = vec![];
+                        find_bucket(isa, &want, 7, bucket, &mut found);
+                        assert_eq!(found, members, "{} {len} bucket {bucket}", isa.name());
+                    }
                 }
             }
         }

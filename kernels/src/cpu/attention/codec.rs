@@ -148,7 +148,8 @@ pub(super) trait ValueCodec: Codec {
     fn weights(scratch: &TileScratch) -> *const Self::Weight;
 
     /// The weighted sum of the values of `groups` for `ROWS` rows, `CHUNKS` x 16 dimensions from `chunk` x 16 on, written
-    /// at `out[row * dim + dimension]`. Asks for the same places of the groups at `fetch` to be fetched.
+    /// at `out[row * dim + dimension]`. Asks for as many bytes of the groups at `fetch` to be fetched, one whole group after
+    /// the other, with its scales: over all chunks all of them.
     ///
     /// # Safety
     /// `values[groups]` point at V groups that have these dimensions; `weights` at `ROWS x 256`, `scales` at `ROWS`, `out`
@@ -170,4 +171,22 @@ pub(super) trait ValueCodec: Codec {
 #[inline(always)]
 fn put<const N: usize>(group: &mut [u8], at: usize, bytes: [u8; N]) {
     group[at..at + N].copy_from_slice(&bytes);
+}
+
+/// What [`ValueCodec::outputs`] fetches while it reads `chunks` chunks, from `chunk` on, of group `g`: a part, as large as
+/// these, of one of the groups at `fetch`, and whether it is that group's last. All passes over the 16 groups together walk
+/// each in order.
+#[inline(always)]
+fn fetch_part(
+    fetch: &[*const u8; LANES],
+    dim: usize,
+    chunk: usize,
+    chunks: usize,
+    g: usize,
+    chunk_bytes: usize,
+) -> (*const u8, bool) {
+    let parts = dim / LANES / chunks;
+    let index = chunk / chunks * LANES + g;
+    let part = index % parts;
+    (fetch[index / parts].wrapping_add(part * chunks * chunk_bytes), part + 1 == parts)
 }

@@ -13,6 +13,8 @@ const BLOCK_ROWS: usize = 96;
 const FEW_ROWS: usize = 48;
 /// Pieces wanted for each thread, so that a slow one is not waited for.
 const PIECES_PER_THREAD: usize = 4;
+/// The same where pieces are ranges, which are cheap to cut: all threads come to their ends at about the same time.
+const RANGE_PIECES_PER_THREAD: usize = 16;
 /// Ranges of a piece at most.
 const PIECE_RANGES: usize = 8;
 
@@ -71,7 +73,7 @@ pub(super) fn schedule(
     let total: usize = spans.iter().filter(|s| few(s) && s.rows > 0).map(|s| all(s).len() * kv_heads).sum();
     let piece = match threads {
         1 => usize::MAX,
-        _ => (total / (threads * PIECES_PER_THREAD)).clamp(1, PIECE_RANGES),
+        _ => (total / (threads * RANGE_PIECES_PER_THREAD)).clamp(1, PIECE_RANGES),
     };
     let mut records = 0;
     for (span, s) in spans.iter().enumerate().filter(|(_, s)| few(s) && s.rows > 0) {

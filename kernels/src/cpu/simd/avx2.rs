@@ -115,6 +115,10 @@ impl Simd for Avx2 {
             _mm256_blendv_ps(y.0, x.0, _mm256_cmp_ps::<_CMP_LT_OQ>(a.0, b.0)),
             _mm256_blendv_ps(y.1, x.1, _mm256_cmp_ps::<_CMP_LT_OQ>(a.1, b.1)),
         );
+        less_bits(a: F, b: F) -> u16 = {
+            let bits = |a, b| _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(a, b)) as u16;
+            bits(a.0, b.0) | bits(a.1, b.1) << 8
+        };
         even_twice(a: F) -> F = Halves(_mm256_moveldup_ps(a.0), _mm256_moveldup_ps(a.1));
         odd_twice(a: F) -> F = Halves(_mm256_movehdup_ps(a.0), _mm256_movehdup_ps(a.1));
         reduce_add(a: F) -> f32 = {
@@ -161,7 +165,7 @@ impl Simd for Avx2 {
         float_of_bits(a: I) -> F = Halves(_mm256_castsi256_ps(a.0), _mm256_castsi256_ps(a.1));
         to_float(a: I) -> F = Halves(_mm256_cvtepi32_ps(a.0), _mm256_cvtepi32_ps(a.1));
         round(a: F) -> I = Halves(_mm256_cvtps_epi32(a.0), _mm256_cvtps_epi32(a.1));
-        prefetch(at: *const u8) -> () = _mm_prefetch::<_MM_HINT_T1>(at.cast());
+        prefetch(at: *const u8) -> () = _mm_prefetch::<_MM_HINT_T0>(at.cast());
     }
 
     #[inline(always)]

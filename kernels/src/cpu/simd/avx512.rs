@@ -67,6 +67,7 @@ impl Simd for Avx512 {
         };
         select_less(a: F, b: F, x: F, y: F) -> F =
             _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(a, b), x, y);
+        less_bits(a: F, b: F) -> u16 = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b);
         select_bits(keep: u16, x: F, y: F) -> F = _mm512_mask_blend_ps(keep, y, x);
         even_twice(a: F) -> F = _mm512_moveldup_ps(a);
         odd_twice(a: F) -> F = _mm512_movehdup_ps(a);
@@ -98,7 +99,7 @@ impl Simd for Avx512 {
         float_of_bits(a: I) -> F = _mm512_castsi512_ps(a);
         to_float(a: I) -> F = _mm512_cvtepi32_ps(a);
         round(a: F) -> I = _mm512_cvtps_epi32(a);
-        prefetch(at: *const u8) -> () = _mm_prefetch::<_MM_HINT_T1>(at.cast());
+        prefetch(at: *const u8) -> () = _mm_prefetch::<_MM_HINT_T0>(at.cast());
     }
 
     #[inline(always)]

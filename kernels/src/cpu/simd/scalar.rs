@@ -102,6 +102,10 @@ impl Simd for Scalar {
         std::array::from_fn(|i| if a[i] < b[i] { x[i] } else { y[i] })
     }
     #[inline(always)]
+    fn less_bits(self, a: F, b: F) -> u16 {
+        (0..LANES).fold(0, |bits, i| bits | u16::from(a[i] < b[i]) << i)
+    }
+    #[inline(always)]
     fn select_bits(self, keep: u16, x: F, y: F) -> F {
         std::array::from_fn(|i| if keep >> i & 1 == 1 { x[i] } else { y[i] })
     }

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::{Codec, HUGE, KeyCodec, Measure, ValueCodec, put};
+use super::{Codec, HUGE, KeyCodec, Measure, ValueCodec, fetch_part, put};
 use crate::cpu::{
     attention::{
         RANGE_KEYS,
@@ -137,7 +137,7 @@ impl ValueCodec for F16 {
         let mut sums = [[s.splat(0.0); CHUNKS]; ROWS];
         for g in groups {
             let from = values[g].wrapping_add(chunk * CHUNK_BYTES);
-            let fetch = fetch[g].wrapping_add(chunk * CHUNK_BYTES);
+            let (fetch, _) = fetch_part(fetch, dim, chunk, CHUNKS, g, CHUNK_BYTES);
             for token in 0..GROUP_TOKENS {
                 let mut halves = [s.splat(0.0); CHUNKS];
                 for c in 0..CHUNKS {

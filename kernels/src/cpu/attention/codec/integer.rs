@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use ::half::f16;
 
-use super::{Codec, HUGE, KeyCodec, Measure, TINY, ValueCodec, put};
+use super::{Codec, HUGE, KeyCodec, Measure, TINY, ValueCodec, fetch_part, put};
 use crate::cpu::{
     attention::{
         RANGE_KEYS,
@@ -451,7 +451,10 @@ impl<C: Codes> ValueCodec for C {
         let mut sums = [[s.splat_i(0); CHUNKS]; ROWS];
         for g in groups {
             let from = values[g].wrapping_add(chunk * chunk_bytes);
-            let fetch = fetch[g].wrapping_add(chunk * chunk_bytes);
+            let (fetch, is_last) = fetch_part(fetch, dim, chunk, CHUNKS, g, chunk_bytes);
+            if is_last {
+                s.prefetch(fetch.wrapping_add(CHUNKS * chunk_bytes));
+            }
             for pair in 0..GROUP_TOKENS / 2 {
                 let mut codes = [s.splat_i(0); CHUNKS];
                 for c in 0..CHUNKS {
