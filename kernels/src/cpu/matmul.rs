@@ -24,7 +24,7 @@
 //! ```
 //!
 //! which is what `vdpbf16ps` computes, except that it takes subnormal numbers for 0. There are none: weights and `x` below
-//! [`SMALLEST_BFLOAT`] = 2^-55 have been made 0, the others are multiples of 2^-62 (8 bits of mantissa), their products of
+//! 2^-55 have been made 0, the others are multiples of 2^-62 (8 bits of mantissa), their products of
 //! 2^-124, and so is every sum of those, rounded or not: it is 0 or at least 2^-124, where the smallest normal f32 is 2^-126.
 //!
 //! Lanes are output rows (`layout`), so no kernel ever sums across lanes, and columns are never split over threads. A block
