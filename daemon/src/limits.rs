@@ -162,6 +162,9 @@ pub(crate) const STREAM_PING: Duration = Duration::from_secs(15);
 /// Bytes of a model's name that are looked up; none that is there is longer, for it is a file's name.
 pub(crate) const MAX_MODEL_NAME_BYTES: usize = 255;
 
+/// What an idle device settles between two beats: pieces of 2 MiB, some milliseconds each, so that it is idle nine tenths of the
+/// time.
+pub(crate) const SETTLED_PIECES: usize = 4;
 /// Mailbox of each actor.
 pub(crate) const MAILBOX_MESSAGES: usize = 256;
 /// Fetches, puts and copies of KV blocks that the KV store may have under way on a device at one time.

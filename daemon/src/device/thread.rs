@@ -5,6 +5,7 @@ use super::busy::Worked;
 use super::port::{Device, Generate, LoadProgress, LoadedStage};
 use crate::clock::Clock;
 use crate::config::ModelSettings;
+use crate::limits::SETTLED_PIECES;
 use crate::pulse::{Organ, Pulses};
 use crate::scheduler::plan::{ModelName, SequenceId, StepPlan};
 use std::sync::Arc;
@@ -73,9 +74,12 @@ pub(super) fn spawn(
             carry_out(device.as_mut(), command, &clock, || pulses.beat(organ));
             worked.add(clock.now() - started);
             pulses.beat(organ);
-            // Nothing else was asked just now. What comes meanwhile waits for one piece of it.
-            while is_ping && device.settle() && queue.is_empty() && !queue.is_closed() {
+            // Nothing else was asked just now. What comes meanwhile waits for one piece of it; and there are a few only, for
+            // while memory moves, other threads that ask the system for some have to wait.
+            let mut pieces = if is_ping { SETTLED_PIECES } else { 0 };
+            while pieces > 0 && device.settle() && queue.is_empty() {
                 pulses.beat(organ);
+                pieces -= 1;
             }
         }
     })?;
