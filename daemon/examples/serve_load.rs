@@ -15,7 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use zllm_wire::{
-    Answer, Class, ClientFrame, Event, FrameDecoder, GenerationParams, Op, Prompt, Request, SamplingParams,
+    Answer, ClientFrame, Event, FrameDecoder, GenerationParams, Op, Prompt, Request, SamplingParams,
     ServerFrame, Submit, TokenIds, VERSION, write_frame,
 };
 
@@ -109,21 +109,7 @@ impl Client {
             ignore_eos: true,
             ..GenerationParams::default()
         };
-        let submit = Submit {
-            model: model.into(),
-            prompt,
-            params,
-            session: None,
-            tenant: None,
-            detached: false,
-            stream: true,
-            label: None,
-            class: Class::Interactive,
-            deadline_ms: None,
-            max_wait_ms: None,
-            key: None,
-            batch: None,
-        };
+        let submit = Submit::new(model, prompt, params);
         self.write(&ClientFrame::Request(Request { id, body: Op::Submit(Box::new(submit)) }))
     }
 

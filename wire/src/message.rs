@@ -231,6 +231,27 @@ pub struct Submit {
     pub batch: Option<BatchId>,
 }
 
+impl Submit {
+    /// A job that lives as long as its connection, whose events follow on it and for which somebody waits.
+    pub fn new(model: impl Into<String>, prompt: Prompt, params: GenerationParams) -> Self {
+        Self {
+            model: model.into(),
+            prompt,
+            params,
+            session: None,
+            tenant: None,
+            detached: false,
+            stream: true,
+            label: None,
+            class: Class::Interactive,
+            deadline_ms: None,
+            max_wait_ms: None,
+            key: None,
+            batch: None,
+        }
+    }
+}
+
 /// What a model is given.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Prompt {

@@ -8,9 +8,7 @@ use crate::limits::STREAM_PING;
 use actix_web::HttpResponse;
 use actix_web::web::Bytes;
 use serde_json::{Map, Value, json};
-use zllm_wire::{
-    ChoiceEnd, Class, Event, FinishReason, GenerationParams, Prompt, Submit, TokenIds, TokenLogprob, Usage,
-};
+use zllm_wire::{ChoiceEnd, Event, FinishReason, TokenLogprob, Usage};
 
 /// Which of the two is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,25 +25,6 @@ pub(super) struct Asked {
     pub(super) created: u64,
     pub(super) stream: bool,
     pub(super) include_usage: bool,
-}
-
-/// A job that lives as long as its request; its prompt is still to be said.
-pub(super) fn submit_of(model: String, params: GenerationParams) -> Submit {
-    Submit {
-        model,
-        prompt: Prompt::Tokens(TokenIds(Vec::new())),
-        params,
-        session: None,
-        tenant: None,
-        detached: false,
-        stream: true,
-        label: None,
-        class: Class::Interactive,
-        deadline_ms: None,
-        max_wait_ms: None,
-        key: None,
-        batch: None,
-    }
 }
 
 /// Answers with a job's events.

@@ -66,10 +66,8 @@ fn submit(chat: Chat, params: Params) -> Result<Submit, Problem> {
         let message = format!("top_logprobs is {top}, must be from 0 to {MAX_LOGPROBS}");
         return Err(Problem::of("top_logprobs", message));
     }
-    Ok(Submit {
-        prompt: conversation(chat.messages, chat.tools, chat.tool_choice)?,
-        ..answer::submit_of(chat.model, generation)
-    })
+    let prompt = conversation(chat.messages, chat.tools, chat.tool_choice)?;
+    Ok(Submit::new(chat.model, prompt, generation))
 }
 
 fn refuse_what_is_not_served(chat: &Chat) -> Result<(), Problem> {

@@ -58,7 +58,7 @@ fn submit(completion: Completion, params: Params) -> Result<Submit, Problem> {
         return Err(Problem::of("logprobs", message));
     }
     generation.logprobs = completion.logprobs;
-    Ok(Submit { prompt: prompt(completion.prompt)?, ..answer::submit_of(completion.model, generation) })
+    Ok(Submit::new(completion.model, prompt(completion.prompt)?, generation))
 }
 
 /// A text as it is, or token ids as they are; either may be the only one of a list.
