@@ -115,7 +115,12 @@ pub(crate) fn raw(text: &str) -> Prompt {
 
 /// A prompt that a chat template makes of messages.
 pub(crate) fn conversation(messages: &[Value], template: Option<Template>) -> Prompt {
-    Prompt::Chat { messages_json: json!(messages).to_string(), tools_json: None, template }
+    Prompt::Chat {
+        messages_json: json!(messages).to_string(),
+        tools_json: None,
+        template,
+        continue_last: false,
+    }
 }
 
 /// The job, and whether it was there before.

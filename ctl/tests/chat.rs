@@ -31,7 +31,12 @@ fn turn(messages: &'static str, answer: &'static str) -> Box<dyn FnOnce(Peer) + 
     Box::new(move |mut peer| {
         peer.welcome();
         let Request { id, body: Op::Submit(submit) } = peer.request() else { panic!("no submission") };
-        let prompt = Prompt::Chat { messages_json: messages.into(), tools_json: None, template: None };
+        let prompt = Prompt::Chat {
+            messages_json: messages.into(),
+            tools_json: None,
+            template: None,
+            continue_last: false,
+        };
         assert_eq!((submit.prompt, submit.detached), (prompt, false));
         peer.reply(id, Answer::Accepted { job: job(), known: false });
         peer.events(id, 0, [text(answer), finished()]);

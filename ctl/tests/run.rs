@@ -36,7 +36,12 @@ fn run_streams_an_answer() {
     let daemon = Daemon::once(|peer| {
         answers_hello(peer, true, |submit| {
             let messages = r#"[{"role":"system","content":"be \"short\""},{"role":"user","content":"hi"}]"#;
-            let prompt = Prompt::Chat { messages_json: messages.into(), tools_json: None, template: None };
+            let prompt = Prompt::Chat {
+                messages_json: messages.into(),
+                tools_json: None,
+                template: None,
+                continue_last: false,
+            };
             let params = GenerationParams {
                 sampling: SamplingParams {
                     temperature: Some(0.5),

@@ -245,7 +245,7 @@ fn serve_http(
     unix: Option<Listening>,
 ) -> anyhow::Result<(Option<ServerHandle>, Option<SocketGuard>)> {
     let (unix, guard) = unix.map(Listening::into_parts).unzip();
-    let http = Http { services: services.clone(), ready: ready.clone() };
+    let http = Http::new(services.clone(), ready.clone());
     let server = http::server(http, tcp, unix).context("the HTTP server")?;
     let handle = server.map(|server| {
         let handle = server.handle();

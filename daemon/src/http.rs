@@ -7,26 +7,55 @@
 //! comes from the network is bounded in bytes, depth and time ([`body`], `limits.rs`) before it is looked at.
 
 mod body;
+mod caller;
+#[allow(dead_code, reason = "the other APIs, which are being written, use it")]
+mod conversation;
+mod dialect;
 mod openai;
 mod pages;
 mod problem;
+#[allow(dead_code, reason = "the other APIs, which are being written, use it")]
+mod router;
 mod sse;
+#[allow(dead_code, reason = "the other APIs, which are being written, use it")]
 mod turn;
 
 use crate::limits::{HTTP_CONNECTIONS, HTTP_HEAD_TIMEOUT, HTTP_WORKERS};
 use crate::services::Services;
 use actix_web::dev::Server;
+use actix_web::middleware::from_fn;
 use actix_web::{App, HttpServer, web};
+use dialect::RequestId;
+use router::Router;
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// What the handlers work with. Shared by the HTTP server's own threads.
 pub(crate) struct Http {
     pub(crate) services: Arc<Services>,
     /// Whether a request can be served.
     pub(crate) ready: Arc<AtomicBool>,
+    /// The number of the next request.
+    next_request: AtomicU64,
+}
+
+impl Http {
+    pub(crate) fn new(services: Arc<Services>, ready: Arc<AtomicBool>) -> Self {
+        Self { services, ready, next_request: AtomicU64::new(0) }
+    }
+
+    /// Seconds since the Unix epoch.
+    fn unix_s(&self) -> u64 {
+        self.services.clock.unix_ms() / 1000
+    }
+
+    /// An id for a new request, that no other has, also after a restart.
+    fn request_id(&self) -> RequestId {
+        let number = self.next_request.fetch_add(1, Ordering::Relaxed);
+        RequestId(format!("req_{:012x}{number:08x}", self.services.clock.unix_ms()))
+    }
 }
 
 /// The server; `None` when it has nowhere to listen.
@@ -43,7 +72,13 @@ pub(crate) fn server(
     }
     let http = web::Data::new(http);
     let mut server = HttpServer::new(move || {
-        App::new().app_data(http.clone()).configure(pages::routes).configure(openai::routes)
+        let mut router = Router::new();
+        pages::routes(&mut router);
+        openai::routes(&mut router);
+        App::new()
+            .app_data(http.clone())
+            .wrap(from_fn(dialect::edge))
+            .configure(|config| router.finish(config))
     })
     .workers(HTTP_WORKERS)
     .max_connections(HTTP_CONNECTIONS)

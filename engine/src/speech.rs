@@ -19,6 +19,7 @@ mod json;
 mod tests;
 
 use call::{CallReader, CallStep};
+use serde::{Deserialize, Serialize};
 
 /// Longest beginning of a call without its name, in bytes with its tag; what is longer is text.
 pub const MAX_HELD_CALL_BYTES: usize = 1 << 20;
@@ -58,7 +59,7 @@ pub enum Piece {
 }
 
 /// How a model writes tool calls.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CallStyle {
     /// Not at all, or in no way that is known here.
     #[default]
@@ -68,7 +69,7 @@ pub enum CallStyle {
 }
 
 /// How a model writes reasoning and calls.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpeechStyle {
     /// Whether it thinks in `<think>` and `</think>`.
     pub reasoning: bool,

@@ -121,6 +121,15 @@ impl TextModel {
     /// # Errors
     /// A prompt that is empty, too long, or that the template refuses.
     pub fn encode(&self, prompt: &Prompt) -> Result<Vec<u32>, RequestError> {
+        Ok(self.encode_for_speech(prompt)?.0)
+    }
+
+    /// The same, and how the answer is written: of a prompt that is no conversation, as plain text.
+    ///
+    /// # Errors
+    /// As for [`Self::encode`].
+    pub fn encode_for_speech(&self, prompt: &Prompt) -> Result<(Vec<u32>, SpeechStyle), RequestError> {
+        let mut speech = SpeechStyle::default();
         let tokens = match prompt {
             Prompt::Tokens(tokens) => {
                 let bad = tokens.iter().position(|t| *t as usize >= self.vocab_size);
@@ -134,7 +143,11 @@ impl TextModel {
                 tokens.clone()
             }
             Prompt::Text { text, parse_special } => self.encode_text(text, *parse_special)?,
-            Prompt::Chat(chat) => self.encode_text(&self.render(chat)?, true)?,
+            Prompt::Chat(chat) => {
+                let text = self.render(chat)?;
+                speech = self.speech_style(chat, &text)?;
+                self.encode_text(&text, true)?
+            }
         };
         if tokens.is_empty() {
             return Err(RequestError::EmptyPrompt);
@@ -142,7 +155,7 @@ impl TextModel {
         if tokens.len() >= self.context_length {
             return Err(RequestError::ContextExceeded { tokens: tokens.len(), context: self.context_length });
         }
-        Ok(tokens)
+        Ok((tokens, speech))
     }
 
     /// The text of a conversation, ready for the model to answer, or to go on with its own last message.

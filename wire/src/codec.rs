@@ -8,7 +8,7 @@ use bincode::config::{Configuration, Limit, LittleEndian, Varint};
 use serde::{Serialize, de::DeserializeOwned};
 
 /// The version of the protocol: first byte of every frame and a field of the hello.
-pub const VERSION: u8 = 4;
+pub const VERSION: u8 = 5;
 
 const CONFIG: Configuration<LittleEndian, Varint, Limit<MAX_DECODED_BYTES>> =
     bincode::config::standard().with_limit::<MAX_DECODED_BYTES>();

@@ -270,6 +270,8 @@ pub enum Prompt {
         tools_json: Option<String>,
         /// The template to use instead of the model's; `None`: the one that the daemon has for the model.
         template: Option<Template>,
+        /// Go on with the last message, the assistant's, instead of answering it.
+        continue_last: bool,
     },
     /// Token ids as they are.
     Tokens(TokenIds),

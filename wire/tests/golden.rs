@@ -1,4 +1,4 @@
-//! The exact bytes of some frames, in `golden.txt`. They were printed by this test at version 4; a difference is a
+//! The exact bytes of some frames, in `golden.txt`. They were printed by this test at version 5; a difference is a
 //! change of the format and needs a new version.
 
 mod common;

@@ -190,6 +190,7 @@ fn conversation(fields: &mut Fields) -> Result<Prompt, String> {
         messages_json: Value::Array(messages).to_string(),
         tools_json: tools.map(|tools| Value::Array(tools).to_string()),
         template: None,
+        continue_last: false,
     })
 }
 
@@ -294,6 +295,7 @@ mod tests {
             messages_json: messages.into(),
             tools_json: Some(tools.to_string()),
             template: None,
+            continue_last: false,
         };
         assert_eq!(body, Body { model: "m".into(), prompt, params });
     }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-use zllm_engine::{FingerprintPart, Stage};
+use zllm_engine::{FingerprintPart, SpeechStyle, Stage};
 use zllm_state::BLOCK_TOKENS;
 use zllm_wire::{ChoiceEnd, ErrorCode, Fault, FinishReason, GenerationParams, Prompt};
 
@@ -257,14 +257,15 @@ impl TextModel for FakeText {
         &self.0
     }
 
-    fn encode(&self, prompt: &Prompt, _: i64) -> Result<Vec<u32>, Fault> {
+    fn encode(&self, prompt: &Prompt, _: i64) -> Result<(Vec<u32>, SpeechStyle), Fault> {
         let invalid = |message: &str| Fault { code: ErrorCode::Invalid, message: message.to_owned() };
-        match prompt {
+        let tokens = match prompt {
             Prompt::Text { text, .. } => Ok(text.bytes().map(u32::from).collect()),
             Prompt::Tokens(tokens) => Ok(tokens.0.clone()),
             Prompt::Continue { .. } => Err(invalid("the fake keeps no sessions")),
             Prompt::Chat { .. } => Err(invalid("the fake has no template")),
-        }
+        };
+        Ok((tokens?, SpeechStyle::default()))
     }
 
     fn tokenize(&self, text: &str, _: bool, _: bool) -> Result<Vec<u32>, String> {

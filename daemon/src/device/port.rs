@@ -4,7 +4,7 @@
 use crate::config::ModelSettings;
 use crate::scheduler::plan::{Accepted, ModelName, SequenceId, StepOutcome, StepPlan};
 use std::sync::Arc;
-use zllm_engine::{FingerprintPart, Stage};
+use zllm_engine::{FingerprintPart, SpeechStyle, Stage};
 use zllm_wire::{ChoiceEnd, ErrorCode, Fault, GenerationParams, LoadStage, Prompt};
 
 /// A device, owned by one thread.
@@ -72,11 +72,12 @@ pub(crate) fn not_loaded(model: &ModelName) -> String {
 pub(crate) trait TextModel: Send + Sync {
     fn facts(&self) -> &TextFacts;
 
-    /// The tokens of a prompt; the time (seconds since 1970-01-01 UTC) is for templates that write the date.
+    /// The tokens of a prompt, and how its answer is written; the time (seconds since 1970-01-01 UTC) is for templates that
+    /// write the date.
     ///
     /// # Errors
     /// What is wrong with the prompt.
-    fn encode(&self, prompt: &Prompt, now_unix_s: i64) -> Result<Vec<u32>, Fault>;
+    fn encode(&self, prompt: &Prompt, now_unix_s: i64) -> Result<(Vec<u32>, SpeechStyle), Fault>;
 
     /// The tokens of a text; `add_bos` as the model wants it.
     ///

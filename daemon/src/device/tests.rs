@@ -67,7 +67,7 @@ async fn blocks_are_copied_out_moved_and_brought_back_in_the_order_of_the_comman
         // 100 tokens in two blocks; then, without an answer from anybody, to other slots and on from there.
         let text: String = ('a'..='z').cycle().take(100).collect();
         let prompt = Prompt::Text { text: text.clone(), parse_special: false };
-        let tokens = loaded.text.encode(&prompt, 0).expect("bytes");
+        let (tokens, _) = loaded.text.encode(&prompt, 0).expect("bytes");
         let model = ModelName::from("m");
         step(&devices, &tokens[..99], 0, &[0, 1], None).await.expect("a step");
         let moved = devices.copy(&model, 1, 6);

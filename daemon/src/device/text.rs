@@ -4,7 +4,7 @@ use super::port::{Generate, Resumed, TextFacts, TextModel, too_long};
 use crate::scheduler::plan::Accepted;
 use std::sync::Arc;
 use zllm_engine::sampling::{SamplerState, SamplingParams};
-use zllm_engine::{Chat, Generation, Message, RequestError, TemplateChoice, TokenReport};
+use zllm_engine::{Chat, Generation, Message, RequestError, SpeechStyle, TemplateChoice, TokenReport};
 use zllm_wire::{ChoiceEnd, ErrorCode, Fault, FinishReason, StopCause, TokenLogprob, TopLogprob};
 
 /// One model's text side.
@@ -31,10 +31,10 @@ impl TextModel for EngineText {
         &self.facts
     }
 
-    fn encode(&self, prompt: &zllm_wire::Prompt, now_unix_s: i64) -> Result<Vec<u32>, Fault> {
+    fn encode(&self, prompt: &zllm_wire::Prompt, now_unix_s: i64) -> Result<(Vec<u32>, SpeechStyle), Fault> {
         let invalid = |message| Fault { code: ErrorCode::Invalid, message };
         let prompt = engine_prompt(prompt, now_unix_s).map_err(invalid)?;
-        self.text.encode(&prompt).map_err(|error| match error {
+        self.text.encode_for_speech(&prompt).map_err(|error| match error {
             RequestError::ContextExceeded { tokens, context } => too_long(tokens, context),
             error => invalid(error.to_string()),
         })
@@ -143,7 +143,7 @@ fn engine_prompt(prompt: &zllm_wire::Prompt, now_unix_s: i64) -> Result<zllm_eng
         zllm_wire::Prompt::Continue { session, .. } => {
             return Err(format!("the tokens of session {session} are the daemon's to add, not the model's"));
         }
-        zllm_wire::Prompt::Chat { messages_json, tools_json, template } => {
+        zllm_wire::Prompt::Chat { messages_json, tools_json, template, continue_last } => {
             let messages: Vec<Message> =
                 serde_json::from_str(messages_json).map_err(|error| format!("messages: {error}"))?;
             let tools = tools_json.as_deref().map(serde_json::from_str).transpose();
@@ -155,8 +155,13 @@ fn engine_prompt(prompt: &zllm_wire::Prompt, now_unix_s: i64) -> Result<zllm_eng
                 zllm_wire::Template::Named(name) => TemplateChoice::Named(name.clone()),
                 zllm_wire::Template::Source(source) => TemplateChoice::Source(source.clone()),
             });
-            let now_unix_s = Some(now_unix_s);
-            zllm_engine::Prompt::Chat(Chat { tools, template, now_unix_s, ..Chat::new(messages) })
+            zllm_engine::Prompt::Chat(Chat {
+                messages,
+                tools,
+                template,
+                now_unix_s: Some(now_unix_s),
+                continue_last: *continue_last,
+            })
         }
     })
 }
@@ -330,13 +335,17 @@ mod tests {
         let chat = |messages: &str, tools: Option<&str>| {
             let template = Some(zllm_wire::Template::Named("chatml".into()));
             let (messages_json, tools_json) = (messages.into(), tools.map(str::to_owned));
-            engine_prompt(&zllm_wire::Prompt::Chat { messages_json, tools_json, template }, 7)
+            engine_prompt(
+                &zllm_wire::Prompt::Chat { messages_json, tools_json, template, continue_last: true },
+                7,
+            )
         };
         let hello = r#"[{"role":"user","content":"hello"}]"#;
         let expected = Chat {
             tools: Some(serde_json::json!([{"type": "function"}])),
             template: Some(TemplateChoice::Named("chatml".into())),
             now_unix_s: Some(7),
+            continue_last: true,
             ..Chat::new(vec![Message::user("hello")])
         };
         let prompt = chat(hello, Some(r#"[{"type":"function"}]"#)).expect("a conversation");

@@ -1,17 +1,25 @@
 //! The operators' pages: `/metrics`, `/health` and `/ready`.
 
 use super::Http;
+use super::router::{Operation, Router};
 use crate::{kv_store, scheduler};
 use actix_web::http::header::ContentType;
 use actix_web::{HttpResponse, web};
 use std::sync::atomic::Ordering;
 
 /// Where they are.
-pub(super) fn routes(config: &mut web::ServiceConfig) {
-    config
-        .route("/metrics", web::get().to(metrics))
-        .route("/health", web::get().to(health))
-        .route("/ready", web::get().to(ready));
+pub(super) fn routes(router: &mut Router) {
+    let text = "text/plain";
+    router.get("/", web::to(name), Operation::new("Say who answers").gives_type(text));
+    router.get("/metrics", web::to(metrics), Operation::new("Tell Prometheus").gives_type(text));
+    router.get("/health", web::to(health), Operation::new("Say that the process answers").gives_type(text));
+    router.get("/ready", web::to(ready), Operation::new("Say whether it can serve").gives_type(text));
+}
+
+/// What clients that only look whether somebody is there are told.
+async fn name() -> HttpResponse {
+    let name = concat!("zllmd ", env!("CARGO_PKG_VERSION"), "\n");
+    HttpResponse::Ok().content_type(ContentType::plaintext()).body(name)
 }
 
 async fn metrics(http: web::Data<Http>) -> HttpResponse {

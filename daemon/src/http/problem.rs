@@ -1,5 +1,6 @@
 //! What is wrong with a request, before an API puts it into its own words.
 
+use actix_web::ResponseError;
 use actix_web::http::StatusCode;
 use std::time::Duration;
 use zllm_wire::{ErrorCode, Fault};
@@ -54,7 +55,7 @@ impl Problem {
     }
 
     /// The HTTP status.
-    pub(crate) fn status(&self) -> StatusCode {
+    pub(super) fn status(&self) -> StatusCode {
         match self.kind {
             Kind::Invalid | Kind::TooLong => StatusCode::BAD_REQUEST,
             Kind::NoModel | Kind::NotFound => StatusCode::NOT_FOUND,
@@ -73,6 +74,13 @@ impl Problem {
             Kind::Busy { retry_after } => Some(retry_after.as_millis().div_ceil(1000).max(1) as u64),
             _ => None,
         }
+    }
+}
+
+/// `dialect::edge` puts it into words.
+impl ResponseError for Problem {
+    fn status_code(&self) -> StatusCode {
+        self.status()
     }
 }
 

@@ -1,21 +1,52 @@
-//! One request's job, from its submission to its last event, whichever API asked.
+//! One request's job, from its submission to its last event, whichever API asked: the model's words taken apart into text,
+//! reasoning and calls.
 
-use super::Http;
+use super::caller::Caller;
 use super::problem::{Kind, Problem};
+use super::{Http, conversation};
 use crate::limits::MAX_MODEL_NAME_BYTES;
 use crate::scheduler::Submitted;
 use crate::scheduler::log::{LogReader, is_terminal};
 use crate::services::{Owner, submit};
 use std::collections::VecDeque;
+use zllm_engine::{Piece, SpeechReader, SpeechStyle};
 use zllm_wire::{ChoiceEnd, Event, FinishReason, JobId, Submit, TokenLogprob, Usage};
 
-/// A job and the place in its log. Dropped before the end, it cancels the job.
+/// A job and the place in its log. Dropped before the end, it cancels the job, if it is its own.
 pub(super) struct Turn {
-    /// Kept until the end: the job is its own.
-    _owner: Owner,
+    /// Kept until the end; `None`: the job goes on without its reader.
+    _owner: Option<Owner>,
     job: JobId,
     reader: LogReader,
     waiting: VecDeque<Event>,
+    speech: SpeechStyle,
+    voices: Vec<Voice>,
+}
+
+/// What happens, in order; the events of several choices may alternate.
+#[derive(Debug)]
+pub(super) enum Said {
+    /// The prompt is being computed.
+    Started { prompt_tokens: u64, cached_tokens: u64 },
+    /// More of one answer.
+    More {
+        choice: usize,
+        pieces: Vec<Piece>,
+        /// Of the tokens whose text has begun by now.
+        logprobs: Vec<TokenLogprob>,
+    },
+    /// One answer is over.
+    End { choice: usize, end: End },
+    /// All are: the last of a job.
+    Usage(Usage),
+}
+
+/// How an answer ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct End {
+    pub(super) end: ChoiceEnd,
+    /// Whether it calls tools, and waits for their results.
+    pub(super) calls: bool,
 }
 
 /// A whole answer.
@@ -27,19 +58,33 @@ pub(super) struct Answered {
 }
 
 /// One of the answers to a prompt.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Choice {
     pub(super) text: String,
+    pub(super) reasoning: String,
+    pub(super) calls: Vec<conversation::Call>,
     pub(super) logprobs: Vec<TokenLogprob>,
-    pub(super) end: ChoiceEnd,
+    /// `None` while it goes on.
+    pub(super) end: Option<End>,
+}
+
+/// One answer as it comes.
+struct Voice {
+    /// `None` where all is text.
+    reader: Option<SpeechReader>,
+    /// Bytes of the text so far.
+    bytes: u64,
+    /// Of tokens whose text has not begun; what ended the answer never does.
+    waiting: Vec<TokenLogprob>,
+    calls: bool,
 }
 
 impl Turn {
-    /// Submits the job.
+    /// Submits the caller's job.
     ///
     /// # Errors
     /// Why it is refused.
-    pub(super) async fn begin(http: &Http, request: Submit) -> Result<Self, Problem> {
+    pub(super) async fn begin(http: &Http, caller: &Caller, mut request: Submit) -> Result<Self, Problem> {
         let services = &http.services;
         let model = &request.model;
         if model.len() > MAX_MODEL_NAME_BYTES || services.catalog.find(model).is_none() {
@@ -47,9 +92,16 @@ impl Turn {
             let message = format!("there is no model {shown:?}; /v1/models lists those that are there");
             return Err(Problem { kind: Kind::NoModel, message, param: Some("model".to_owned()) });
         }
-        let owner = Owner::new(services.clone());
-        let Submitted { job, log, .. } = submit::submit(request, owner.id(), services).await?;
-        Ok(Self { _owner: owner, job, reader: log.reader(0), waiting: VecDeque::new() })
+        caller.own(&mut request);
+        let owner = (!request.detached).then(|| Owner::new(services.clone()));
+        let connection = owner.as_ref().map_or_else(|| services.connection_id(), Owner::id);
+        let (Submitted { job, log, .. }, speech) = submit::submit(request, connection, services).await?;
+        Ok(Self { _owner: owner, ..Self::of_log(job, log.reader(0), speech) })
+    }
+
+    /// A job that somebody has submitted; its answers are written in this style.
+    pub(super) fn of_log(job: JobId, reader: LogReader, speech: SpeechStyle) -> Self {
+        Self { _owner: None, job, reader, waiting: VecDeque::new(), speech, voices: Vec::new() }
     }
 
     /// The job's id.
@@ -57,32 +109,28 @@ impl Turn {
         &self.job
     }
 
-    /// The next event; `None` after the last. A job that failed or was cancelled is a problem.
-    pub(super) async fn next(&mut self) -> Result<Option<Event>, Problem> {
-        while self.waiting.is_empty() {
-            match self.reader.next().await.map_err(|why| Problem::new(Kind::Failed, why))? {
-                Some(events) => self.waiting.extend(events.into_iter().map(|(_, event)| event)),
-                None => return Ok(None),
-            }
-        }
-        match self.waiting.pop_front() {
-            Some(Event::Failed { message }) => Err(Problem::new(Kind::Failed, message)),
-            Some(Event::Finished { reason: FinishReason::Cancelled, .. }) => {
-                Err(Problem::new(Kind::Failed, format!("job {} was cancelled", self.job)))
-            }
-            event => Ok(event),
-        }
+    /// How its answers are written.
+    pub(super) fn speech(&self) -> SpeechStyle {
+        self.speech
     }
 
-    /// The events that are there now, at least one; none after the last.
-    pub(super) async fn next_all(&mut self) -> Result<Vec<Event>, Problem> {
-        let Some(first) = self.next().await? else { return Ok(Vec::new()) };
-        let mut events = vec![first];
-        // An end stays for the next call, which knows good ends from bad ones.
-        while let Some(event) = self.waiting.pop_front_if(|event| !is_terminal(event)) {
-            events.push(event);
+    /// What has happened since, at least one thing; nothing after the last. A job that failed or was cancelled is a problem.
+    pub(super) async fn next(&mut self) -> Result<Vec<Said>, Problem> {
+        let mut said = Vec::new();
+        while said.is_empty() {
+            while self.waiting.is_empty() {
+                match self.reader.next().await.map_err(|why| Problem::new(Kind::Failed, why))? {
+                    Some(events) => self.waiting.extend(events.into_iter().map(|(_, event)| event)),
+                    None => return Ok(said),
+                }
+            }
+            // A bad end stays for the next call: what came before it is told first.
+            while let Some(event) = self.waiting.pop_front_if(|event| said.is_empty() || !is_terminal(event))
+            {
+                self.hear(event, &mut said)?;
+            }
         }
-        Ok(events)
+        Ok(said)
     }
 
     /// All of it.
@@ -90,27 +138,202 @@ impl Turn {
     /// # Errors
     /// The job failed.
     pub(super) async fn finish(mut self) -> Result<Answered, Problem> {
-        let mut texts: Vec<(String, Vec<TokenLogprob>)> = Vec::new();
-        while let Some(event) = self.next().await? {
-            match event {
-                Event::Text { choice, text, logprobs, .. } => {
-                    let choice = choice as usize;
-                    if texts.len() <= choice {
-                        texts.resize_with(choice + 1, Default::default);
-                    }
-                    texts[choice].0.push_str(&text);
-                    texts[choice].1.extend(logprobs);
+        let mut answered = Answered::default();
+        loop {
+            let said = self.next().await?;
+            if said.is_empty() {
+                return Err(Problem::new(Kind::Failed, "the job's log ends without an end"));
+            }
+            for said in said {
+                if let Said::Usage(_) = said {
+                    answered.take(said, &self.job);
+                    return Ok(answered);
                 }
-                Event::Finished { choices, usage, .. } => {
-                    texts.resize_with(choices.len(), Default::default);
-                    let choices = choices.into_iter().zip(texts);
-                    let choices =
-                        choices.map(|(end, (text, logprobs))| Choice { text, logprobs, end }).collect();
-                    return Ok(Answered { choices, usage });
-                }
-                Event::Queued { .. } | Event::Started { .. } | Event::Failed { .. } => {}
+                answered.take(said, &self.job);
             }
         }
-        Err(Problem::new(Kind::Failed, "the job's log ends without an end"))
+    }
+
+    fn hear(&mut self, event: Event, said: &mut Vec<Said>) -> Result<(), Problem> {
+        match event {
+            Event::Queued { .. } => {}
+            Event::Started { prompt_tokens, cached_tokens, .. } => {
+                said.push(Said::Started { prompt_tokens, cached_tokens });
+            }
+            Event::Text { choice, text, logprobs, .. } => {
+                let choice = choice as usize;
+                let (pieces, logprobs) = self.voice(choice).hear(text, logprobs);
+                if !pieces.is_empty() || !logprobs.is_empty() {
+                    said.push(Said::More { choice, pieces, logprobs });
+                }
+            }
+            Event::Finished { reason: FinishReason::Cancelled, .. } => {
+                return Err(Problem::new(Kind::Failed, format!("job {} was cancelled", self.job)));
+            }
+            Event::Finished { choices, usage, .. } => {
+                for (choice, end) in choices.into_iter().enumerate() {
+                    let voice = self.voice(choice);
+                    let pieces = voice.finish();
+                    let calls = voice.calls;
+                    if !pieces.is_empty() {
+                        said.push(Said::More { choice, pieces, logprobs: Vec::new() });
+                    }
+                    said.push(Said::End { choice, end: End { end, calls } });
+                }
+                said.push(Said::Usage(usage));
+            }
+            Event::Failed { message } => return Err(Problem::new(Kind::Failed, message)),
+        }
+        Ok(())
+    }
+
+    fn voice(&mut self, choice: usize) -> &mut Voice {
+        if self.voices.len() <= choice {
+            let speech = self.speech;
+            self.voices.resize_with(choice + 1, || Voice::new(speech));
+        }
+        &mut self.voices[choice]
+    }
+}
+
+impl Voice {
+    fn new(speech: SpeechStyle) -> Self {
+        let reader = (speech != SpeechStyle::default()).then(|| SpeechReader::new(speech));
+        Self { reader, bytes: 0, waiting: Vec::new(), calls: false }
+    }
+
+    fn hear(&mut self, text: String, logprobs: Vec<TokenLogprob>) -> (Vec<Piece>, Vec<TokenLogprob>) {
+        self.bytes += text.len() as u64;
+        self.waiting.extend(logprobs);
+        let begun = self.waiting.iter().take_while(|token| token.offset < self.bytes).count();
+        let begun = self.waiting.drain(..begun).collect();
+        let pieces = match &mut self.reader {
+            Some(reader) => reader.push(&text),
+            None if text.is_empty() => Vec::new(),
+            None => vec![Piece::Text(text)],
+        };
+        self.note(&pieces);
+        (pieces, begun)
+    }
+
+    fn finish(&mut self) -> Vec<Piece> {
+        let pieces = self.reader.as_mut().map(SpeechReader::finish).unwrap_or_default();
+        self.note(&pieces);
+        pieces
+    }
+
+    fn note(&mut self, pieces: &[Piece]) {
+        self.calls |= pieces.iter().any(|piece| matches!(piece, Piece::Call { .. }));
+    }
+}
+
+impl Answered {
+    /// Adds what was said next.
+    pub(super) fn take(&mut self, said: Said, job: &JobId) {
+        match said {
+            Said::Started { .. } => {}
+            Said::More { choice, pieces, logprobs } => {
+                let index = choice;
+                let choice = self.choice(choice);
+                choice.logprobs.extend(logprobs);
+                for piece in pieces {
+                    choice.take(piece, job, index);
+                }
+            }
+            Said::End { choice, end } => self.choice(choice).end = Some(end),
+            Said::Usage(usage) => self.usage = usage,
+        }
+    }
+
+    fn choice(&mut self, choice: usize) -> &mut Choice {
+        if self.choices.len() <= choice {
+            self.choices.resize_with(choice + 1, Choice::default);
+        }
+        &mut self.choices[choice]
+    }
+}
+
+impl Choice {
+    fn take(&mut self, piece: Piece, job: &JobId, choice: usize) {
+        match piece {
+            Piece::Text(text) => self.text.push_str(&text),
+            Piece::Reasoning(text) => self.reasoning.push_str(&text),
+            Piece::Call { index, name } => {
+                let id = call_id(job, choice, index);
+                self.calls.push(conversation::Call { id, name, arguments: String::new() });
+            }
+            Piece::Arguments { index, json } => self.calls[index as usize].arguments.push_str(&json),
+            Piece::CallEnd { .. } => {}
+        }
+    }
+}
+
+/// What a call is named, so that its result can name it: the same whenever the answer is read.
+pub(super) fn call_id(job: &JobId, choice: usize, index: u32) -> String {
+    let job = job.as_str().trim_start_matches("j-");
+    format!("call_{job}_{choice}_{index}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduler::log::JobLog;
+    use zllm_engine::CallStyle;
+    use zllm_wire::StopCause;
+
+    const SPEECH: SpeechStyle =
+        SpeechStyle { reasoning: true, calls: CallStyle::Hermes, starts_in_reasoning: false };
+
+    fn turn(texts: &[(u32, &str)], last: Event) -> Turn {
+        let log = JobLog::in_memory();
+        log.append(Event::Started { cached_tokens: 2, cached_by_tier: Default::default(), prompt_tokens: 5 });
+        for &(choice, text) in texts {
+            log.append(Event::Text { choice, text: text.into(), tokens: 1, logprobs: Vec::new() });
+        }
+        log.append(last);
+        Turn::of_log(JobId::new("j-0007").expect("an id"), log.reader(0), SPEECH)
+    }
+
+    fn finished(choices: usize) -> Event {
+        let end = ChoiceEnd { reason: FinishReason::Stop, stop: Some(StopCause::EndOfText { token: 1 }) };
+        let (reason, choices) = (FinishReason::Stop, vec![end; choices]);
+        Event::Finished { reason, choices, usage: Usage { generated_tokens: 9, ..Usage::default() } }
+    }
+
+    #[tokio::test]
+    async fn what_the_model_says_is_taken_apart_for_each_choice() {
+        let texts = [
+            (0, "<think>\nhm</thi"),
+            (1, "plain <b"),
+            (0, "nk>\n\nLook: <tool_call>\n{\"name\": \"f\", \"argu"),
+            (0, "ments\": {\"a\": 1}}\n</tool_call>"),
+        ];
+        let answered = turn(&texts, finished(2)).finish().await.expect("an answer");
+        let [first, second] = &answered.choices[..] else { panic!("{answered:?}") };
+        assert_eq!((first.reasoning.as_str(), first.text.as_str()), ("hm", "Look: "));
+        let call = conversation::Call {
+            id: "call_0007_0_0".into(),
+            name: "f".into(),
+            arguments: "{\"a\": 1}".into(),
+        };
+        assert_eq!(first.calls, [call]);
+        assert!(first.end.as_ref().is_some_and(|end| end.calls));
+        // What was held back, in case a tag came, comes at the end.
+        assert_eq!(second.text, "plain <b");
+        assert!(second.end.as_ref().is_some_and(|end| !end.calls));
+        assert_eq!(answered.usage.generated_tokens, 9);
+    }
+
+    #[tokio::test]
+    async fn what_was_said_is_told_before_a_bad_end() {
+        let failed = || Event::Failed { message: "no more".into() };
+        let mut failing = turn(&[(0, "a")], failed());
+        let said = failing.next().await.expect("what came before");
+        assert!(matches!(
+            said[..],
+            [Said::Started { prompt_tokens: 5, cached_tokens: 2 }, Said::More { .. }]
+        ));
+        assert_eq!(failing.next().await.expect_err("a bad end").message, "no more");
+        assert!(turn(&[], failed()).finish().await.is_err());
     }
 }

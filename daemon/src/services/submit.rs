@@ -13,16 +13,17 @@ use crate::scheduler::{HasRoom, SubmitJob, Submitted};
 use std::path::PathBuf;
 use std::time::Duration;
 use tokio::sync::SemaphorePermit;
+use zllm_engine::SpeechStyle;
 use zllm_state::SessionName;
 use zllm_wire::limits::MAX_CHOICES;
 use zllm_wire::{ErrorCode, Fault, GenerationParams, InspectTarget, Prompt, Submit, Template};
 
-/// Makes a job. One that is not detached is cancelled when the connection is gone.
+/// Makes a job, and tells how its answers are written. One that is not detached is cancelled when the connection is gone.
 pub(crate) async fn submit(
     request: Submit,
     connection: ConnectionId,
     services: &Services,
-) -> Result<Submitted, Fault> {
+) -> Result<(Submitted, SpeechStyle), Fault> {
     let arrived_at = services.clock.time();
     let Submit { model, prompt, params, session, tenant, detached, label, .. } = request;
     let Submit { class, deadline_ms, max_wait_ms, key, batch, .. } = request;
@@ -47,7 +48,7 @@ pub(crate) async fn submit(
     let ready = prepare(&model, &tenant, prompt, params, services).await;
     let ready = ready.map_err(|fault| refuse(services, fault))?;
     services.note_arrival(services.clock.time().saturating_sub(arrived_at));
-    let Ready { prompt, params, max_tokens, samplers } = ready;
+    let Ready { prompt, speech, params, max_tokens, samplers } = ready;
     let job = SubmitJob {
         model: model.as_str().into(),
         tenant,
@@ -68,7 +69,7 @@ pub(crate) async fn submit(
     };
     let submitted = services.ask_scheduler(job).await??;
     tracing::debug!(job = %submitted.job, known = submitted.known, "accepted");
-    Ok(submitted)
+    Ok((submitted, speech))
 }
 
 /// The tokens of a text.
@@ -83,6 +84,18 @@ pub(crate) async fn tokenize(
     let loaded = load(model, services).await?;
     let tokens = off_the_loop(services, move || loaded.text.tokenize(&text, parse_special, add_bos)).await?;
     tokens.map_err(|message| fault(ErrorCode::Invalid, message))
+}
+
+impl Services {
+    /// The text of tokens, for people: control tokens by name, broken characters replaced.
+    ///
+    /// # Errors
+    /// The model cannot be loaded, or too many are at it.
+    pub(crate) async fn text_of(&self, model: &str, tokens: Vec<u32>) -> Result<String, Fault> {
+        let _arriving = arrive(self)?;
+        let loaded = load(model, self).await?;
+        off_the_loop(self, move || loaded.text.text_of(&tokens)).await
+    }
 }
 
 /// What a model file is. It need not be one that the daemon serves, only one that it may read.
@@ -115,6 +128,7 @@ pub(crate) async fn inspect(target: InspectTarget, services: &Services) -> Resul
 /// A request with everything done that needs the model's text side.
 struct Ready {
     prompt: Vec<u32>,
+    speech: SpeechStyle,
     params: GenerationParams,
     max_tokens: usize,
     samplers: Vec<Box<dyn Generate>>,
@@ -156,9 +170,10 @@ fn encode(
     default_max_tokens: usize,
 ) -> Result<Ready, Fault> {
     let invalid = |message| fault(ErrorCode::Invalid, message);
-    let prompt = match (kept, prompt) {
+    let (prompt, speech) = match (kept, prompt) {
         (Some(kept), Prompt::Continue { text, parse_special, .. }) => {
-            [kept, &loaded.text.tokenize(text, *parse_special, false).map_err(invalid)?].concat()
+            let text = loaded.text.tokenize(text, *parse_special, false).map_err(invalid)?;
+            ([kept, &text].concat(), SpeechStyle::default())
         }
         _ => loaded.text.encode(prompt, now_unix_s)?,
     };
@@ -183,7 +198,7 @@ fn encode(
     check_logprobs(&params, max_tokens, n).map_err(invalid)?;
     let samplers = (0..n).map(|choice| loaded.text.generation(&prompt, &params, choice));
     let samplers = samplers.collect::<Result<_, _>>().map_err(invalid)?;
-    Ok(Ready { prompt, params, max_tokens, samplers })
+    Ok(Ready { prompt, speech, params, max_tokens, samplers })
 }
 
 /// # Errors
@@ -250,7 +265,7 @@ fn refuse(services: &Services, fault: Fault) -> Fault {
 fn request_bytes(prompt: &Prompt, params: &GenerationParams) -> usize {
     let prompt = match prompt {
         Prompt::Text { text, .. } => text.len(),
-        Prompt::Chat { messages_json, tools_json, template } => {
+        Prompt::Chat { messages_json, tools_json, template, continue_last: _ } => {
             let template = template.as_ref().map_or(0, |template| match template {
                 Template::Named(text) | Template::Source(text) => text.len(),
             });

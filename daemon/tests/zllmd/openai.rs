@@ -112,12 +112,19 @@ fn text_goes_on_without_a_template() {
         .map(|chunk| chunk["choices"][0]["text"].as_str().expect("text"))
         .collect();
     assert_eq!(streamed, text);
+    let echoed = format!("One, two, three,{text}");
+    assert_eq!(ask(json!({"echo": true})).json()["choices"][0]["text"], echoed);
+    let streamed: String = chunks(&ask(json!({"echo": true, "stream": true})))
+        .iter()
+        .map(|chunk| chunk["choices"][0]["text"].as_str().expect("text"))
+        .collect();
+    assert_eq!(streamed, echoed);
     let stopped = ask(json!({"stop": "four"})).json();
     assert_eq!(stopped["choices"][0]["finish_reason"], "stop");
     assert!(!stopped["choices"][0]["text"].as_str().expect("text").contains("four"));
     for (more, field) in [
         (json!({"suffix": "x"}), "suffix"),
-        (json!({"echo": true}), "echo"),
+        (json!({"echo": true, "logprobs": 1}), "echo"),
         (json!({"best_of": 2}), "best_of"),
     ] {
         let refused = ask(more);
@@ -199,7 +206,11 @@ fn broken_requests_harm_nobody() {
     let answer = post(&socket, CHAT, vec![b' '; 20 << 20]);
     assert_eq!((answer.status, answer.json()["error"]["code"].as_str()), (413, Some("request_too_large")));
     assert_eq!(get(&socket, "/v1/nothing").expect("an answer").status, 404);
-    assert_eq!(get(&socket, CHAT).expect("an answer").status, 405);
+    let wrong_method = get(&socket, CHAT).expect("an answer");
+    assert_eq!(wrong_method.status, 405);
+    assert!(wrong_method.body.contains("this path takes POST"), "{}", wrong_method.body);
+    let id = wrong_method.header("x-request-id").expect("an id").to_owned();
+    assert_ne!(get(&socket, CHAT).expect("an answer").header("x-request-id"), Some(id.as_str()));
     let models = get(&socket, "/v1/models").expect("an answer").json();
     assert!(models["data"].as_array().expect("models").iter().any(|model| model["id"] == MODEL), "{models}");
     assert_eq!(get(&socket, &format!("/v1/models/{MODEL}")).expect("an answer").json()["id"], MODEL);
@@ -224,5 +235,35 @@ fn a_client_that_leaves_cancels_its_request() {
         wait_for("the job to run", || (running() == 1.0).then_some(()));
         drop(open);
         wait_for("the job to be cancelled", || (running() == 0.0).then_some(()));
+    }
+}
+
+#[test]
+fn a_last_message_of_the_assistants_is_gone_on_with() {
+    let daemon = Daemon::start();
+    let ask = |content: Value| {
+        let messages = json!([
+            {"role": "user", "content": "Count from one to five in words."},
+            {"role": "assistant", "content": content},
+        ]);
+        chat(&daemon, json!({ "messages": messages })).json()["choices"][0]["message"]["content"].clone()
+    };
+    let wanted = ask(json!("One, two, three,"));
+    assert!(wanted.as_str().expect("text").contains("four"), "{wanted}");
+    assert_eq!(ask(json!([{"type": "text", "text": "One, two, three,"}])), wanted);
+}
+
+#[test]
+fn what_is_served_is_described() {
+    let daemon = Daemon::start();
+    let document = get(&daemon.http_socket(), "/openapi.json").expect("an answer").json();
+    assert_eq!(document["openapi"], "3.1.0");
+    let chat = &document["paths"][CHAT]["post"];
+    let schemas = chat["requestBody"]["content"]["application/json"]["schema"]["allOf"].clone();
+    let names: Vec<&str> =
+        schemas.as_array().expect("schemas").iter().filter_map(|schema| schema["$ref"].as_str()).collect();
+    assert_eq!(names, ["#/components/schemas/ChatRequest", "#/components/schemas/Params"]);
+    for name in ["ChatRequest", "Params"] {
+        assert!(document["components"]["schemas"][name]["properties"].is_object(), "{name}");
     }
 }

@@ -11,7 +11,7 @@ fn chat(model: &str, messages: &str, tools: Option<&str>, template: Option<Templ
     let (messages_json, tools_json) = (messages.to_owned(), tools.map(str::to_owned));
     Submit {
         model: model.into(),
-        prompt: Prompt::Chat { messages_json, tools_json, template },
+        prompt: Prompt::Chat { messages_json, tools_json, template, continue_last: false },
         ..greedy("", 4)
     }
 }

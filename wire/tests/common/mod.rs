@@ -106,6 +106,7 @@ pub(crate) fn prompts() -> Vec<Prompt> {
             messages_json: "[]".into(),
             tools_json: Some("[]".into()),
             template: Some(templates().remove(1)),
+            continue_last: true,
         },
         Prompt::Tokens(TokenIds(vec![0, 1, 255, 256, u32::MAX])),
         Prompt::Continue { session: session(), text: "on".into(), parse_special: false },

@@ -1,20 +1,26 @@
 //! `/v1/completions`: text goes on without a template.
 
-use super::Refused;
-use super::answer::{self, Api, Asked};
+use super::answer::{self, Asked, Whole, Wording, finish_reason, text_of};
 use super::params::Params;
+use crate::http::caller::Caller;
 use crate::http::problem::Problem;
-use crate::http::turn::Turn;
+use crate::http::turn::{Choice, Said, Turn};
 use crate::http::{Http, body};
 use actix_web::{HttpResponse, web};
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::BTreeMap;
+use zllm_engine::Piece;
 use zllm_wire::limits::MAX_LOGPROBS;
-use zllm_wire::{Prompt, Submit, TokenIds};
+use zllm_wire::{JobId, Prompt, Submit, TokenIds, TokenLogprob};
 
-#[derive(Debug, Deserialize)]
-struct Completion {
+/// What only completions have.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "CompletionRequest")]
+pub(super) struct Request {
     model: String,
+    /// A text, or token ids.
     prompt: Value,
     suffix: Option<String>,
     echo: Option<bool>,
@@ -23,42 +29,78 @@ struct Completion {
     n: Option<u32>,
 }
 
-pub(super) async fn create(http: web::Data<Http>, payload: web::Payload) -> Result<HttpResponse, Refused> {
+/// An answer.
+pub(super) type Completion = Whole<CompletionChoice>;
+
+/// One of the answers to a prompt.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct CompletionChoice {
+    index: usize,
+    text: String,
+    logprobs: Option<Logprobs>,
+    finish_reason: Option<&'static str>,
+}
+
+/// Log probabilities, each list with an entry for each token.
+#[derive(Debug, Default, Serialize, JsonSchema)]
+#[schemars(rename = "CompletionLogprobs")]
+struct Logprobs {
+    tokens: Vec<String>,
+    token_logprobs: Vec<f32>,
+    top_logprobs: Vec<BTreeMap<String, f32>>,
+    /// Where each begins in the text, in characters.
+    text_offset: Vec<usize>,
+}
+
+pub(super) async fn create(
+    http: web::Data<Http>,
+    caller: Caller,
+    payload: web::Payload,
+) -> Result<HttpResponse, Problem> {
     let body = body::read(payload).await?;
-    let completion: Completion = body::parse(&body)?;
+    let request: Request = body::parse(&body)?;
     let params: Params = body::parse(&body)?;
     drop(body);
     let asked = Asked {
-        api: Api::Completions,
-        model: completion.model.clone(),
-        created: http.services.clock.unix_ms() / 1000,
+        model: request.model.clone(),
+        created: http.unix_s(),
         stream: params.stream.unwrap_or(false),
         include_usage: params.include_usage(),
     };
-    let turn = Turn::begin(&http, submit(completion, params)?).await?;
-    answer::give(turn, asked).await
+    let echo = request.echo == Some(true);
+    let submit = submit(request, params)?;
+    let prompt = echo.then(|| submit.prompt.clone());
+    let turn = Turn::begin(&http, &caller, submit).await?;
+    let echo = match prompt {
+        None => String::new(),
+        Some(Prompt::Tokens(tokens)) => http.services.text_of(&asked.model, tokens.0).await?,
+        Some(Prompt::Text { text, .. } | Prompt::Continue { text, .. }) => text,
+        Some(Prompt::Chat { messages_json, .. }) => messages_json,
+    };
+    answer::give(turn, asked, Words { echo, choices: Vec::new() }).await
 }
 
 /// # Errors
 /// What cannot be honoured.
-fn submit(completion: Completion, params: Params) -> Result<Submit, Problem> {
-    if completion.suffix.is_some_and(|suffix| !suffix.is_empty()) {
+fn submit(request: Request, params: Params) -> Result<Submit, Problem> {
+    if request.suffix.is_some_and(|suffix| !suffix.is_empty()) {
         return Err(Problem::of("suffix", "suffix is not served: the model goes on behind the prompt"));
     }
-    if completion.echo == Some(true) {
-        return Err(Problem::of("echo", "echo is not served yet; the prompt is in the request"));
+    if request.echo == Some(true) && request.logprobs.is_some() {
+        let message = "echo with logprobs is not served: the prompt's log probabilities are not computed";
+        return Err(Problem::of("echo", message));
     }
-    if completion.best_of.is_some_and(|best_of| best_of != completion.n.unwrap_or(1)) {
+    if request.best_of.is_some_and(|best_of| best_of != request.n.unwrap_or(1)) {
         let message = "best_of is not served, unless it is n: every answer that is computed is given";
         return Err(Problem::of("best_of", message));
     }
     let mut generation = params.into_generation()?;
-    if let Some(top) = completion.logprobs.filter(|top| *top > MAX_LOGPROBS) {
+    if let Some(top) = request.logprobs.filter(|top| *top > MAX_LOGPROBS) {
         let message = format!("logprobs is {top}, must be from 0 to {MAX_LOGPROBS}");
         return Err(Problem::of("logprobs", message));
     }
-    generation.logprobs = completion.logprobs;
-    Ok(Submit::new(completion.model, prompt(completion.prompt)?, generation))
+    generation.logprobs = request.logprobs;
+    Ok(Submit::new(request.model, prompt(request.prompt)?, generation))
 }
 
 /// A text as it is, or token ids as they are; either may be the only one of a list.
@@ -82,4 +124,79 @@ fn tokens(list: Value) -> Result<Prompt, Problem> {
     let tokens =
         tokens.map_err(|_| Problem::of("prompt", "prompt is neither a text nor a list of token ids"))?;
     Ok(Prompt::Tokens(TokenIds(tokens)))
+}
+
+/// How completions are worded.
+struct Words {
+    /// What stands before each answer.
+    echo: String,
+    choices: Vec<Streamed>,
+}
+
+/// How far one answer is.
+#[derive(Default)]
+struct Streamed {
+    begun: bool,
+    text: String,
+}
+
+impl Wording for Words {
+    const PREFIX: &'static str = "cmpl";
+    const OBJECT: &'static str = "text_completion";
+    const CHUNK: &'static str = "text_completion";
+    type Choice = CompletionChoice;
+    type Part = CompletionChoice;
+
+    fn choice(&mut self, index: usize, choice: Choice) -> CompletionChoice {
+        let logprobs = (!choice.logprobs.is_empty()).then(|| Logprobs::new(&choice.logprobs, &choice.text));
+        let finish_reason = choice.end.as_ref().map(finish_reason);
+        CompletionChoice { index, text: self.echo.clone() + &choice.text, logprobs, finish_reason }
+    }
+
+    fn parts(&mut self, said: Said, _: &JobId) -> Vec<CompletionChoice> {
+        match said {
+            Said::Started { .. } | Said::Usage(_) => Vec::new(),
+            Said::More { choice: index, pieces, logprobs } => {
+                if self.choices.len() <= index {
+                    self.choices.resize_with(index + 1, Streamed::default);
+                }
+                let streamed = &mut self.choices[index];
+                let mut text = if streamed.begun { String::new() } else { self.echo.clone() };
+                streamed.begun = true;
+                for piece in pieces {
+                    // Without a template there is nothing else.
+                    if let Piece::Text(more) = piece {
+                        streamed.text.push_str(&more);
+                        text.push_str(&more);
+                    }
+                }
+                let logprobs = (!logprobs.is_empty()).then(|| Logprobs::new(&logprobs, &streamed.text));
+                vec![CompletionChoice { index, text, logprobs, finish_reason: None }]
+            }
+            Said::End { choice: index, end } => {
+                let finish_reason = Some(finish_reason(&end));
+                vec![CompletionChoice { index, text: String::new(), logprobs: None, finish_reason }]
+            }
+        }
+    }
+}
+
+impl Logprobs {
+    /// Those of tokens of an answer that begins with `text`.
+    fn new(tokens: &[TokenLogprob], text: &str) -> Self {
+        let tops = |token: &TokenLogprob| {
+            token.top.iter().map(|top| (text_of(&top.bytes), top.logprob)).collect::<BTreeMap<_, _>>()
+        };
+        Self {
+            tokens: tokens.iter().map(|token| text_of(&token.bytes)).collect(),
+            token_logprobs: tokens.iter().map(|token| token.logprob).collect(),
+            top_logprobs: tokens.iter().map(tops).collect(),
+            text_offset: tokens.iter().map(|token| chars_before(text, token.offset)).collect(),
+        }
+    }
+}
+
+/// Characters, where the daemon counts bytes. A token may begin within a character: that counts as begun.
+fn chars_before(text: &str, byte: u64) -> usize {
+    text.char_indices().take_while(|(at, _)| (*at as u64) < byte).count()
 }

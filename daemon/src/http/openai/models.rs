@@ -1,22 +1,55 @@
 //! `/v1/models`: what can be asked.
 
-use super::Refused;
 use crate::http::Http;
 use crate::http::problem::{Kind, Problem};
 use actix_web::{HttpResponse, web};
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
 use zllm_wire::ModelInfo;
 
+/// All models.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "ModelList")]
+pub(super) struct List {
+    /// `list`.
+    object: &'static str,
+    data: Vec<Model>,
+}
+
+/// A model.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Model {
+    id: String,
+    /// `model`.
+    object: &'static str,
+    created: u64,
+    owned_by: &'static str,
+    /// Tokens; once it is known. Not OpenAI's; known to clients of other local servers.
+    context_length: Option<u32>,
+}
+
+impl From<&ModelInfo> for Model {
+    fn from(model: &ModelInfo) -> Self {
+        Self {
+            id: model.name.clone(),
+            object: "model",
+            created: 0,
+            owned_by: "zllm",
+            context_length: model.context_tokens,
+        }
+    }
+}
+
 /// All of them.
-pub(super) async fn list(http: web::Data<Http>) -> Result<HttpResponse, Refused> {
-    let models = http.services.models().await.map_err(Problem::from)?;
-    let models: Vec<Value> = models.iter().map(told).collect();
-    Ok(HttpResponse::Ok().json(json!({ "object": "list", "data": models })))
+pub(super) async fn list(http: web::Data<Http>) -> Result<HttpResponse, Problem> {
+    let models = http.services.models().await?;
+    let data = models.iter().map(Model::from).collect();
+    Ok(HttpResponse::Ok().json(List { object: "list", data }))
 }
 
 /// One of them.
-pub(super) async fn one(http: web::Data<Http>, name: web::Path<String>) -> Result<HttpResponse, Refused> {
-    let models = http.services.models().await.map_err(Problem::from)?;
+pub(super) async fn one(http: web::Data<Http>, name: web::Path<String>) -> Result<HttpResponse, Problem> {
+    let models = http.services.models().await?;
     let model = models.iter().find(|model| model.name == *name).ok_or_else(|| {
         let shown: String = name.chars().take(200).collect();
         Problem::new(
@@ -24,16 +57,5 @@ pub(super) async fn one(http: web::Data<Http>, name: web::Path<String>) -> Resul
             format!("there is no model {shown:?}; /v1/models lists those that are there"),
         )
     })?;
-    Ok(HttpResponse::Ok().json(told(model)))
-}
-
-fn told(model: &ModelInfo) -> Value {
-    json!({
-        "id": model.name,
-        "object": "model",
-        "created": 0,
-        "owned_by": "zllm",
-        // Not OpenAI's; known to clients of other local servers.
-        "context_length": model.context_tokens,
-    })
+    Ok(HttpResponse::Ok().json(Model::from(model)))
 }

@@ -3,12 +3,14 @@
 //! Those that OpenAI does not have are named as in llama.cpp's server. Ranges are the daemon's to check.
 
 use crate::http::problem::Problem;
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 use std::collections::BTreeMap;
 use zllm_wire::limits::{MAX_LOGIT_BIASES, MAX_STOP_STRINGS};
 use zllm_wire::{GenerationParams, LogitBias, SamplingParams};
 
-#[derive(Debug, Default, Deserialize)]
+/// The fields.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
 pub(super) struct Params {
     temperature: Option<f32>,
@@ -38,14 +40,17 @@ pub(super) struct Params {
     max_tokens: Option<u32>,
     min_tokens: Option<u32>,
     ignore_eos: Option<bool>,
+    /// A text, or several.
     #[serde(deserialize_with = "one_or_several")]
+    #[schemars(with = "serde_json::Value")]
     stop: Vec<String>,
     n: Option<u32>,
     pub(super) stream: Option<bool>,
     pub(super) stream_options: Option<StreamOptions>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+/// What a stream tells beside the answer.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
 pub(super) struct StreamOptions {
     pub(super) include_usage: Option<bool>,

@@ -1,0 +1,164 @@
+//! Errors in the words of the API whose path was asked, and what every answer carries.
+//!
+//! Handlers return a [`Problem`]; [`edge`] is the one place that turns it into an error object, so that a problem found before
+//! any handler (a wrong path, a method that it lacks) is told as the API's clients expect it too.
+
+use super::Http;
+use super::problem::{Kind, Problem};
+use actix_web::body::MessageBody;
+use actix_web::dev::{ServiceRequest, ServiceResponse};
+use actix_web::http::header::{HeaderName, HeaderValue, RETRY_AFTER};
+use actix_web::middleware::Next;
+use actix_web::{Error, HttpMessage, HttpResponse, web};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// Whose words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Dialect {
+    /// OpenAI's; llama-server, our own API and the operators' pages have the same.
+    OpenAi,
+    Anthropic,
+    Ollama,
+}
+
+/// OpenAI's error object.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct OpenAiError {
+    error: OpenAiErrorBody,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct OpenAiErrorBody {
+    message: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    /// The field of the request that it is about.
+    param: Option<String>,
+    code: Option<&'static str>,
+}
+
+/// Anthropic's error object.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct AnthropicError {
+    /// `error`.
+    #[serde(rename = "type")]
+    kind: &'static str,
+    error: AnthropicErrorBody,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    request_id: Option<String>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct AnthropicErrorBody {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    message: String,
+}
+
+/// Ollama's error object.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct OllamaError {
+    error: String,
+}
+
+/// What a request is called in logs and answers.
+#[derive(Debug, Clone)]
+pub(super) struct RequestId(pub(super) String);
+
+impl Dialect {
+    /// That of a path.
+    pub(super) fn of(path: &str) -> Self {
+        if path == "/v1/messages" || path.starts_with("/v1/messages/") {
+            Self::Anthropic
+        } else if path.starts_with("/api/") {
+            Self::Ollama
+        } else {
+            Self::OpenAi
+        }
+    }
+
+    /// The error object, of answers and of streams.
+    pub(super) fn error(self, problem: &Problem) -> serde_json::Value {
+        let object = match self {
+            Self::OpenAi => serde_json::to_value(OpenAiError::new(problem)),
+            Self::Anthropic => serde_json::to_value(AnthropicError::new(problem, None)),
+            Self::Ollama => serde_json::to_value(OllamaError { error: problem.message.clone() }),
+        };
+        object.expect("our own types become JSON")
+    }
+
+    /// The whole answer.
+    fn answer(self, problem: &Problem, id: &RequestId) -> HttpResponse {
+        let mut response = HttpResponse::build(problem.status());
+        if let Some(seconds) = problem.retry_after_s() {
+            response.insert_header((RETRY_AFTER, seconds));
+        }
+        match self {
+            Self::Anthropic => response.json(AnthropicError::new(problem, Some(id.0.clone()))),
+            _ => response.json(self.error(problem)),
+        }
+    }
+
+    /// The header with a request's id.
+    fn id_header(self) -> HeaderName {
+        match self {
+            Self::Anthropic => HeaderName::from_static("request-id"),
+            _ => HeaderName::from_static("x-request-id"),
+        }
+    }
+}
+
+impl OpenAiError {
+    fn new(problem: &Problem) -> Self {
+        let (kind, code) = match problem.kind {
+            Kind::Invalid | Kind::NotFound | Kind::Method | Kind::Slow => ("invalid_request_error", None),
+            Kind::TooLarge => ("invalid_request_error", Some("request_too_large")),
+            Kind::TooLong => ("invalid_request_error", Some("context_length_exceeded")),
+            Kind::NoModel => ("invalid_request_error", Some("model_not_found")),
+            Kind::Busy { .. } => ("rate_limit_error", Some("rate_limit_exceeded")),
+            Kind::Unavailable => ("server_error", Some("unavailable")),
+            Kind::Failed => ("server_error", None),
+        };
+        let (message, param) = (problem.message.clone(), problem.param.clone());
+        Self { error: OpenAiErrorBody { message, kind, param, code } }
+    }
+}
+
+impl AnthropicError {
+    fn new(problem: &Problem, request_id: Option<String>) -> Self {
+        let kind = match problem.kind {
+            Kind::Invalid | Kind::TooLong | Kind::Method | Kind::Slow => "invalid_request_error",
+            Kind::TooLarge => "request_too_large",
+            Kind::NoModel | Kind::NotFound => "not_found_error",
+            Kind::Busy { .. } => "rate_limit_error",
+            Kind::Unavailable => "overloaded_error",
+            Kind::Failed => "api_error",
+        };
+        let message = problem.message.clone();
+        Self { kind: "error", error: AnthropicErrorBody { kind, message }, request_id }
+    }
+}
+
+/// Gives a request its id, and its answer's problem the right words.
+pub(super) async fn edge(
+    http: web::Data<Http>,
+    request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse<impl MessageBody>, Error> {
+    let dialect = Dialect::of(request.path());
+    let id = http.request_id();
+    request.extensions_mut().insert(id.clone());
+    let header = HeaderValue::from_str(&id.0).expect("an id of letters and digits");
+    let response = next.call(request).await?;
+    let problem = response.response().error().and_then(|error| error.as_error::<Problem>()).cloned();
+    let mut response = match problem {
+        None => response.map_into_left_body(),
+        Some(problem) => {
+            let (request, _) = response.into_parts();
+            ServiceResponse::new(request, dialect.answer(&problem, &id)).map_into_right_body()
+        }
+    };
+    response.headers_mut().insert(dialect.id_header(), header);
+    Ok(response)
+}
