@@ -8,6 +8,7 @@
 //! * [`SessionTable`] remembers the timelines that clients may continue.
 //! * [`KvDisk`] keeps blocks and the manifests of sessions in a file, within a budget.
 //! * [`JobStore`] keeps durable jobs in a file, and [`TokenLog`] what they have generated so far.
+//! * [`ObjectStore`] keeps what clients put down and come back for, in a file.
 //! * [`KvStore`] puts them together: messages and the time come in, [`Action`]s go out.
 #![forbid(unsafe_code)]
 
@@ -16,6 +17,7 @@ mod disk;
 pub mod index;
 mod jobs;
 mod key;
+mod objects;
 mod session;
 mod store;
 mod tier;
@@ -33,6 +35,9 @@ pub use jobs::{
     Submitted, TokenLog, TokenLogError,
 };
 pub use key::{BLOCK_TOKENS, BlockKey, Fingerprint, block_keys};
+pub use objects::{
+    Content, Object, ObjectName, ObjectOrder, ObjectRetention, ObjectStore, ObjectStoreError, PIECE_BYTES,
+};
 pub use session::{Session, SessionName, SessionTable, Turn};
 pub use store::{
     Action, CacheOutcome, DiskContents, DiskState, EvictTarget, Evicted, Granted, KvStore, LeaseRequest,
