@@ -14,6 +14,7 @@ pub mod inspect;
 mod loaded;
 pub mod message;
 mod oracle;
+mod pooling;
 mod prefill;
 mod request;
 mod runtime;
@@ -32,6 +33,7 @@ pub use generation::{Accepted, Alternative, Generation, NoLogits, ResumeError, R
 pub use loaded::{DeviceModel, LoadError, LoadOptions, LoadedModel, cpu_backend};
 pub use message::Message;
 pub use oracle::{Oracle, Watched};
+pub use pooling::{Pool, PoolError, Pooling};
 pub use prefill::PrefillError;
 pub use request::{
     Chat, FinishReason, GenerationParams, MAX_LOG_PROBABILITIES, MAX_STOP_TOKENS, Prompt, RequestError,

@@ -86,6 +86,23 @@ impl Oracle {
     /// # Panics
     /// When a token is outside the vocabulary.
     pub fn forward_watched(&mut self, tokens: &[u32], watch: &mut dyn FnMut(Watched<'_>)) -> Vec<Row> {
+        let normed = self.forward_hidden(tokens, watch);
+        let spec = &self.spec;
+        let mut logits = self.linear(&spec.head, &normed);
+        for x in logits.iter_mut().flatten() {
+            *x *= spec.logit_scale;
+            if let Some(cap) = spec.logit_soft_cap {
+                *x = cap * (*x / cap).tanh();
+            }
+        }
+        logits
+    }
+
+    /// As [`Oracle::forward_watched`], but gives the rows that go into the head: after the last norm.
+    ///
+    /// # Panics
+    /// When a token is outside the vocabulary.
+    pub fn forward_hidden(&mut self, tokens: &[u32], watch: &mut dyn FnMut(Watched<'_>)) -> Vec<Vec<f32>> {
         let spec = self.spec.clone();
         let start = self.position();
         let embedding = &self.tensors[&spec.embedding];
@@ -106,15 +123,7 @@ impl Oracle {
             let out = self.ffn(&layer.ffn, &normed);
             self.add(&mut hidden, out, layer.ffn_post_norm.as_ref(), layer.residual_scale);
         }
-        let normed = self.norm_all(Some(&spec.output_norm), &hidden);
-        let mut logits = self.linear(&spec.head, &normed);
-        for x in logits.iter_mut().flatten() {
-            *x *= spec.logit_scale;
-            if let Some(cap) = spec.logit_soft_cap {
-                *x = cap * (*x / cap).tanh();
-            }
-        }
-        logits
+        self.norm_all(Some(&spec.output_norm), &hidden)
     }
 
     fn attention(

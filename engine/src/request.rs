@@ -123,6 +123,24 @@ pub enum RequestError {
         /// Tokens of the context.
         context: usize,
     },
+    /// A text to embed that does not fit.
+    #[error("the input has {tokens} tokens and the context holds {context}")]
+    InputTooLong {
+        /// Tokens of the input.
+        tokens: usize,
+        /// Tokens of the context.
+        context: usize,
+    },
+    /// Embeddings of a model that gives something else.
+    #[error(
+        "model {model} gives no embeddings: its pooling type is {found}; 1 (mean), 2 (cls), 3 (last) or none work"
+    )]
+    NoEmbeddings {
+        /// The model's name.
+        model: String,
+        /// What its file says.
+        found: u64,
+    },
     /// A token id that the model does not have.
     #[error("token {token} at place {place} is outside the vocabulary of {vocab_size}")]
     BadToken {

@@ -58,6 +58,8 @@ pub enum Want {
     Last,
     /// Every row's.
     All,
+    /// None, but every row as it would go into the head: after the last norm.
+    Hidden,
 }
 
 /// A run of consecutive tokens of one sequence.
@@ -70,7 +72,7 @@ pub struct StepRow<'a> {
     /// KV blocks of the sequence from position 0; they cover `position + tokens.len()`. Blocks below `position` were
     /// filled by earlier steps; blocks of this run belong to this sequence alone.
     pub blocks: &'a [u32],
-    /// Which logits are wanted.
+    /// What is wanted of it.
     pub want: Want,
 }
 
@@ -110,7 +112,12 @@ pub enum StageOutput<'a> {
     /// For the next stage: every row of the step, `width` values each.
     Hidden(&'a [f32]),
     /// The last stage's.
-    Logits(Logits<'a>),
+    Last {
+        /// Of the rows that wanted some.
+        logits: Logits<'a>,
+        /// The rows of the runs with [`Want::Hidden`], in their order, `width` values each.
+        hidden: &'a [f32],
+    },
 }
 
 /// A stage of a model on a device: its weights, its KV arena and the activations of one step.
@@ -124,9 +131,10 @@ pub struct Runtime<B: Backend> {
     kv_block_bytes: usize,
     limits: RuntimeLimits,
     scratch: Scratch<B>,
-    /// Positions of the step's rows; kept, as are the next three, so that a step allocates nothing.
+    /// Positions of the step's rows; kept, as are the next four, so that a step allocates nothing.
     positions: Vec<usize>,
     picks: Vec<usize>,
+    hidden_picks: Vec<usize>,
     ids: Vec<u32>,
     spans: Vec<Span<'static>>,
 }
@@ -168,6 +176,7 @@ impl<B: Backend> Runtime<B> {
             scratch,
             positions: Vec::with_capacity(limits.step_rows),
             picks: Vec::with_capacity(limits.logit_rows),
+            hidden_picks: Vec::with_capacity(limits.step_rows),
             ids: Vec::with_capacity(limits.step_rows),
             spans: Vec::with_capacity(limits.logit_rows),
         })
@@ -213,7 +222,7 @@ impl<B: Backend> Runtime<B> {
             return Err(StepError::NoLogits { end_layer, layers });
         }
         match self.step_stage(backend, runs, None)? {
-            StageOutput::Logits(logits) => Ok(logits),
+            StageOutput::Last { logits, .. } => Ok(logits),
             StageOutput::Hidden(_) => unreachable!("the last stage gives logits"),
         }
     }
@@ -235,6 +244,7 @@ impl<B: Backend> Runtime<B> {
         self.ids.clear();
         self.positions.clear();
         self.picks.clear();
+        self.hidden_picks.clear();
         let mut spans = emptied(std::mem::take(&mut self.spans));
         for run in runs {
             let first_row = self.ids.len();
@@ -244,6 +254,7 @@ impl<B: Backend> Runtime<B> {
                 Want::Nothing => {}
                 Want::Last => self.picks.push(self.ids.len() - 1),
                 Want::All => self.picks.extend(first_row..self.ids.len()),
+                Want::Hidden => self.hidden_picks.extend(first_row..self.ids.len()),
             }
             spans.push(Span {
                 first_row,
@@ -259,8 +270,8 @@ impl<B: Backend> Runtime<B> {
             return Ok(StageOutput::Hidden(backend.host_rows(&mut self.scratch.hidden, rows)));
         }
         let vocab_size = self.spec.vocab_size;
-        let values = if self.picks.is_empty() { &mut [] } else { self.head(backend) };
-        Ok(StageOutput::Logits(Logits { values, vocab_size }))
+        let (values, hidden) = self.finish(backend);
+        Ok(StageOutput::Last { logits: Logits { values, vocab_size }, hidden })
     }
 
     /// Copies one KV block to another: copy on write of a block that several sequences share.
@@ -315,7 +326,7 @@ impl<B: Backend> Runtime<B> {
             }
             rows += run.tokens.len();
             wanted += match run.want {
-                Want::Nothing => 0,
+                Want::Nothing | Want::Hidden => 0,
                 Want::Last => 1,
                 Want::All => run.tokens.len(),
             };
@@ -405,16 +416,24 @@ impl<B: Backend> Runtime<B> {
         }
     }
 
-    /// Last norm and head, over the picked rows only; gives their logits.
-    fn head(&mut self, backend: &mut B) -> &mut [f32] {
-        let Self { spec, weights, scratch, picks, .. } = self;
-        let Scratch { hidden, head, .. } = scratch;
+    /// The last norm, and the head over the picked rows only: their logits, and the normed rows that are wanted as they are.
+    fn finish(&mut self, backend: &mut B) -> (&mut [f32], &[f32]) {
+        let Self { spec, weights, scratch, picks, hidden_picks, .. } = self;
+        let Scratch { hidden, normed, output, head, .. } = scratch;
         let (Some(Head { norm, weight, scale, bias }), Some(HeadScratch { picked, logits })) =
             (&weights.head, head)
         else {
             unreachable!("the last stage has the head")
         };
+        let wanted = hidden_picks.len();
+        if wanted > 0 {
+            backend.gather_rows(hidden, hidden_picks, output);
+            backend.rms_norm(output, wanted, norm.of_rows(), normed);
+        }
         let rows = picks.len();
+        if rows == 0 {
+            return (&mut [], backend.host_rows(normed, wanted));
+        }
         backend.gather_rows(hidden, picks, picked);
         let weight =
             weight.as_ref().or(weights.embedding.as_ref()).expect("a head that is not tied has its own");
@@ -426,7 +445,7 @@ impl<B: Backend> Runtime<B> {
         if let Some(cap) = spec.logit_soft_cap {
             backend.soft_cap(logits, rows, cap);
         }
-        backend.host_rows(logits, rows)
+        (backend.host_rows(logits, rows), backend.host_rows(normed, wanted))
     }
 }
 

@@ -34,7 +34,10 @@ mod tensors;
 pub(crate) use checks::values;
 use zllm_kernels::backend::{Activation, KvLayer, Rope, Routing};
 
-use crate::gguf::{GgufError, GgufFile};
+use crate::{
+    gguf::{GgufError, GgufFile},
+    pooling::Pooling,
+};
 
 /// A whole model.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,6 +66,8 @@ pub struct ModelSpec {
     pub logit_scale: f32,
     /// `cap * tanh(logit / cap)`
     pub logit_soft_cap: Option<f32>,
+    /// What makes an embedding of the rows before the head. An error is the number of a way that makes none.
+    pub pooling: Result<Pooling, u64>,
 }
 
 /// `y = scale * weight x + bias`

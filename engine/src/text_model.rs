@@ -7,6 +7,7 @@ use zllm_kernels::cpu::isa::Isa;
 
 use crate::{
     gguf::GgufFile,
+    pooling::Pooling,
     prefill::{self, Prefill},
     request::{Chat, Prompt, RequestError},
     spec::ModelSpec,
@@ -20,6 +21,8 @@ pub struct TextModel {
     name: String,
     architecture: String,
     context_length: usize,
+    width: usize,
+    pooling: Result<Pooling, u64>,
     vocab_size: usize,
     tokenizer: Result<Tokenizer, String>,
     templates: ModelTemplates,
@@ -50,6 +53,8 @@ impl TextModel {
             name: spec.name.clone(),
             architecture: spec.architecture.clone(),
             context_length: spec.context_length,
+            width: spec.width,
+            pooling: spec.pooling,
             vocab_size: spec.vocab_size,
             tokenizer,
             templates,
@@ -96,6 +101,19 @@ impl TextModel {
         self.context_length
     }
 
+    /// Values of an embedding.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// What makes an embedding of a text's rows.
+    ///
+    /// # Errors
+    /// The model's way gives none.
+    pub fn pooling(&self) -> Result<Pooling, RequestError> {
+        self.pooling.map_err(|found| RequestError::NoEmbeddings { model: self.name.clone(), found })
+    }
+
     /// Rows of the logits.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
@@ -129,6 +147,45 @@ impl TextModel {
     /// # Errors
     /// As for [`Self::encode`].
     pub fn encode_for_speech(&self, prompt: &Prompt) -> Result<(Vec<u32>, SpeechStyle), RequestError> {
+        let (tokens, speech) = self.tokens(prompt)?;
+        if tokens.is_empty() {
+            return Err(RequestError::EmptyPrompt);
+        }
+        if tokens.len() >= self.context_length {
+            return Err(RequestError::ContextExceeded { tokens: tokens.len(), context: self.context_length });
+        }
+        Ok((tokens, speech))
+    }
+
+    /// The tokens of a text that is read to its end and not gone on with, to be embedded: with the begin and end tokens that
+    /// the model wants round a text; token ids are used as they are. At least one. With `cut`, what does not fit into the
+    /// context is left out, but not the end token.
+    ///
+    /// # Errors
+    /// A text that is empty or, without `cut`, too long.
+    pub fn encode_whole(&self, prompt: &Prompt, cut: bool) -> Result<Vec<u32>, RequestError> {
+        let (mut tokens, _) = self.tokens(prompt)?;
+        let is_text = !matches!(prompt, Prompt::Tokens(_));
+        let end = self.tokenizer.as_ref().ok().filter(|t| is_text && t.add_eos()).and_then(Tokenizer::eos);
+        // A begin token alone is no text.
+        if matches!(prompt, Prompt::Text { text, .. } if text.is_empty()) || tokens.is_empty() {
+            return Err(RequestError::EmptyPrompt);
+        }
+        // The text may have written it itself; it must not stand there twice.
+        tokens.pop_if(|last| Some(*last) == end);
+        let context = self.context_length;
+        if cut {
+            tokens.truncate(context - usize::from(end.is_some()));
+        }
+        tokens.extend(end);
+        if tokens.len() > context {
+            return Err(RequestError::InputTooLong { tokens: tokens.len(), context });
+        }
+        Ok(tokens)
+    }
+
+    /// What a prompt says, however long, and how an answer to it is written.
+    fn tokens(&self, prompt: &Prompt) -> Result<(Vec<u32>, SpeechStyle), RequestError> {
         let mut speech = SpeechStyle::default();
         let tokens = match prompt {
             Prompt::Tokens(tokens) => {
@@ -149,12 +206,6 @@ impl TextModel {
                 self.encode_text(&text, true)?
             }
         };
-        if tokens.is_empty() {
-            return Err(RequestError::EmptyPrompt);
-        }
-        if tokens.len() >= self.context_length {
-            return Err(RequestError::ContextExceeded { tokens: tokens.len(), context: self.context_length });
-        }
         Ok((tokens, speech))
     }
 

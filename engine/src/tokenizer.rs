@@ -57,6 +57,7 @@ pub struct Tokenizer {
     eos: Option<u32>,
     eot: Option<u32>,
     add_bos: bool,
+    add_eos: bool,
     pre_tokenizer: Option<PreTokenizer>,
     /// Sorted.
     ends: Box<[u32]>,
@@ -167,6 +168,9 @@ impl Tokenizer {
             special: SpecialTokens::new(&vocabulary, special::strips_spaces_behind(name))?,
             eot: eot.or_else(|| special::end_of_turn(&vocabulary)),
             add_bos: metadata.opt_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(add_bos),
+            add_eos: metadata
+                .opt_bool("tokenizer.ggml.add_eos_token")?
+                .unwrap_or(matches!(model, Model::Unigram(_))),
             fingerprint: fingerprint(metadata, pre),
             pre_tokenizer,
             vocabulary,
@@ -213,6 +217,11 @@ impl Tokenizer {
     /// Whether the model's texts begin with BOS.
     pub fn add_bos(&self) -> bool {
         self.add_bos
+    }
+
+    /// Whether a text that is read as a whole ends with EOS, as embedding models want it. A prompt goes on and does not.
+    pub fn add_eos(&self) -> bool {
+        self.add_eos
     }
 
     /// The token that begins a text.

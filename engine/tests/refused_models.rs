@@ -6,7 +6,7 @@ use std::path::Path;
 
 use gguf_writer::*;
 use zllm_engine::{
-    LoadError, LoadOptions, LoadedModel,
+    LoadError, LoadOptions, LoadedModel, Pooling,
     gguf::GgufFile,
     spec::{Mixer, ModelSpec, SpecError},
 };
@@ -263,4 +263,12 @@ fn a_head_that_no_kernel_serves_is_refused_at_load() {
         refused.to_string(),
         "key head dimension: 8 is not supported by the cpu backend; multiples of 16 from 16 to 256 are"
     );
+}
+
+#[test]
+fn the_way_to_pool_is_read() {
+    let pooling = |model: Model| model.spec().expect("a sound model").pooling;
+    assert_eq!(pooling(llama()), Ok(Pooling::Last), "the file says nothing");
+    assert_eq!(pooling(llama().number("pooling_type", 1)), Ok(Pooling::Mean));
+    assert_eq!(pooling(llama().number("pooling_type", 4)), Err(4), "it ranks");
 }

@@ -29,7 +29,7 @@ impl Pipeline {
         for stage in &mut self.0 {
             match stage.step_stage(rows, hidden.as_deref()).expect("a step") {
                 StageOutput::Hidden(rows) => hidden = Some(rows.to_vec()),
-                StageOutput::Logits(mut logits) => {
+                StageOutput::Last { mut logits, .. } => {
                     let bits = |row: &mut [f32]| row.iter().map(|x| x.to_bits()).collect();
                     return (0..logits.rows()).map(|i| bits(logits.row_mut(i))).collect();
                 }

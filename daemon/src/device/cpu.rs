@@ -195,7 +195,7 @@ impl Device for CpuDevice {
         let output = resident.model.step_stage(backend, &rows, hidden).map_err(|error| error.to_string())?;
         let mut logits = match output {
             StageOutput::Hidden(rows) => return Ok(StageOutcome::Hidden(rows.to_vec())),
-            StageOutput::Logits(logits) => logits,
+            StageOutput::Last { logits, .. } => logits,
         };
         let mut wanted = 0;
         let mut outcome = Vec::with_capacity(plan.rows.len());

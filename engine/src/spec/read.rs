@@ -11,7 +11,10 @@ mod rope;
 use std::{cell::RefCell, collections::HashSet};
 
 use super::{LayerSpec, LinearSpec, ModelSpec, NormSpec, SpecError};
-use crate::gguf::{GgufFile, PerLayer, Value};
+use crate::{
+    gguf::{GgufFile, PerLayer, Value},
+    pooling::Pooling,
+};
 
 /// Layers that a file may announce; the deepest public models have about 130.
 const MAX_LAYERS: usize = 1024;
@@ -357,6 +360,7 @@ impl<'f> Reader<'f> {
             head,
             logit_scale: 1.0,
             logit_soft_cap: None,
+            pooling: Pooling::of_file(self.file.metadata().opt_u64(&self.key("pooling_type"))?),
         })
     }
 }
