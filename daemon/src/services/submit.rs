@@ -96,6 +96,36 @@ impl Services {
         let loaded = load(model, self).await?;
         off_the_loop(self, move || loaded.text.text_of(&tokens)).await
     }
+
+    /// Tokens of a prompt as a job would have them, also where they are more than the context takes. One that continues a
+    /// session is not counted.
+    ///
+    /// # Errors
+    /// The model cannot be loaded, too many are at it, or the prompt makes no sense.
+    #[allow(dead_code, reason = "the APIs that tell it are being written")]
+    pub(crate) async fn count_tokens(&self, model: &str, prompt: Prompt) -> Result<usize, Fault> {
+        match self.encode(model, vec![prompt]).await?.remove(0) {
+            Ok(tokens) => Ok(tokens.len()),
+            Err(Fault { code: ErrorCode::TooLong { tokens, .. }, .. }) => Ok(tokens as usize),
+            Err(fault) => Err(fault),
+        }
+    }
+
+    /// The tokens of each prompt, or what is wrong with it.
+    ///
+    /// # Errors
+    /// The model cannot be loaded, or too many are at it.
+    #[allow(dead_code, reason = "as above")]
+    async fn encode(&self, model: &str, prompts: Vec<Prompt>) -> Result<Vec<Result<Vec<u32>, Fault>>, Fault> {
+        let _arriving = arrive(self)?;
+        let loaded = load(model, self).await?;
+        let now_unix_s = (self.clock.unix_ms() / 1000) as i64;
+        off_the_loop(self, move || {
+            let tokens = |prompt: &Prompt| Ok(loaded.text.encode(prompt, now_unix_s)?.0);
+            prompts.iter().map(tokens).collect()
+        })
+        .await
+    }
 }
 
 /// What a model file is. It need not be one that the daemon serves, only one that it may read.
