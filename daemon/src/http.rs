@@ -11,6 +11,7 @@ mod caller;
 #[allow(dead_code, reason = "the other APIs, which are being written, use it")]
 mod conversation;
 mod dialect;
+mod edge;
 mod openai;
 mod pages;
 mod problem;
@@ -75,10 +76,7 @@ pub(crate) fn server(
         let mut router = Router::new();
         pages::routes(&mut router);
         openai::routes(&mut router);
-        App::new()
-            .app_data(http.clone())
-            .wrap(from_fn(dialect::edge))
-            .configure(|config| router.finish(config))
+        App::new().app_data(http.clone()).wrap(from_fn(edge::edge)).configure(|config| router.finish(config))
     })
     .workers(HTTP_WORKERS)
     .max_connections(HTTP_CONNECTIONS)

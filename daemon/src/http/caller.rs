@@ -1,21 +1,41 @@
-//! Who asks, as far as the server knows: whose KV and sessions a request may find, and how urgent it may be.
+//! Who asks: whose KV and sessions a request may find, how urgent it may be, and whether it may see and steer everything.
 
+use super::problem::{Kind, Problem};
 use actix_web::dev::Payload;
 use actix_web::{FromRequest, HttpMessage, HttpRequest};
 use std::convert::Infallible;
 use std::future::{Ready, ready};
 use zllm_wire::{Class, Submit, Tenant};
 
-/// The caller of a request; without keys everybody is the same one.
+/// The caller of a request, as [`super::edge`] found it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Caller {
     /// Whose it is; `None`: the tenant of those who name none.
     pub(super) tenant: Option<Tenant>,
     /// The most urgent class that it may have; `None`: any.
     pub(super) class: Option<Class>,
+    /// Whether all that the daemon has is its business, whose ever it is.
+    pub(super) admin: bool,
 }
 
 impl Caller {
+    /// One that needs no key: over the Unix socket, or over loopback while there are no keys.
+    pub(super) fn trusted() -> Self {
+        Self { tenant: None, class: None, admin: true }
+    }
+
+    /// # Errors
+    /// It is not for this caller.
+    pub(super) fn must_be_admin(&self) -> Result<(), Problem> {
+        if self.admin {
+            return Ok(());
+        }
+        Err(Problem::new(
+            Kind::Forbidden,
+            "this is for keys that were added with --admin, and for the Unix socket",
+        ))
+    }
+
     /// Makes a request the caller's.
     pub(super) fn own(&self, request: &mut Submit) {
         request.tenant.clone_from(&self.tenant);

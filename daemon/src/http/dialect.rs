@@ -1,15 +1,11 @@
-//! Errors in the words of the API whose path was asked, and what every answer carries.
+//! Errors in the words of the API whose path was asked.
 //!
-//! Handlers return a [`Problem`]; [`edge`] is the one place that turns it into an error object, so that a problem found before
-//! any handler (a wrong path, a method that it lacks) is told as the API's clients expect it too.
+//! Handlers return a [`Problem`]; [`super::edge`] is the one place that turns it into an error object, so that a problem found
+//! before any handler (no key, a wrong path, a method that it lacks) is told as the API's clients expect it too.
 
-use super::Http;
 use super::problem::{Kind, Problem};
-use actix_web::body::MessageBody;
-use actix_web::dev::{ServiceRequest, ServiceResponse};
-use actix_web::http::header::{HeaderName, HeaderValue, RETRY_AFTER};
-use actix_web::middleware::Next;
-use actix_web::{Error, HttpMessage, HttpResponse, web};
+use actix_web::HttpResponse;
+use actix_web::http::header::{HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -89,10 +85,13 @@ impl Dialect {
     }
 
     /// The whole answer.
-    fn answer(self, problem: &Problem, id: &RequestId) -> HttpResponse {
+    pub(super) fn answer(self, problem: &Problem, id: &RequestId) -> HttpResponse {
         let mut response = HttpResponse::build(problem.status());
         if let Some(seconds) = problem.retry_after_s() {
             response.insert_header((RETRY_AFTER, seconds));
+        }
+        if problem.kind == Kind::Unauthenticated {
+            response.insert_header((WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"zllm\"")));
         }
         match self {
             Self::Anthropic => response.json(AnthropicError::new(problem, Some(id.0.clone()))),
@@ -101,7 +100,7 @@ impl Dialect {
     }
 
     /// The header with a request's id.
-    fn id_header(self) -> HeaderName {
+    pub(super) fn id_header(self) -> HeaderName {
         match self {
             Self::Anthropic => HeaderName::from_static("request-id"),
             _ => HeaderName::from_static("x-request-id"),
@@ -116,6 +115,8 @@ impl OpenAiError {
             Kind::TooLarge => ("invalid_request_error", Some("request_too_large")),
             Kind::TooLong => ("invalid_request_error", Some("context_length_exceeded")),
             Kind::NoModel => ("invalid_request_error", Some("model_not_found")),
+            Kind::Unauthenticated => ("invalid_request_error", Some("invalid_api_key")),
+            Kind::Forbidden => ("invalid_request_error", Some("insufficient_permissions")),
             Kind::Busy { .. } => ("rate_limit_error", Some("rate_limit_exceeded")),
             Kind::Unavailable => ("server_error", Some("unavailable")),
             Kind::Failed => ("server_error", None),
@@ -131,6 +132,8 @@ impl AnthropicError {
             Kind::Invalid | Kind::TooLong | Kind::Method | Kind::Slow => "invalid_request_error",
             Kind::TooLarge => "request_too_large",
             Kind::NoModel | Kind::NotFound => "not_found_error",
+            Kind::Unauthenticated => "authentication_error",
+            Kind::Forbidden => "permission_error",
             Kind::Busy { .. } => "rate_limit_error",
             Kind::Unavailable => "overloaded_error",
             Kind::Failed => "api_error",
@@ -138,27 +141,4 @@ impl AnthropicError {
         let message = problem.message.clone();
         Self { kind: "error", error: AnthropicErrorBody { kind, message }, request_id }
     }
-}
-
-/// Gives a request its id, and its answer's problem the right words.
-pub(super) async fn edge(
-    http: web::Data<Http>,
-    request: ServiceRequest,
-    next: Next<impl MessageBody + 'static>,
-) -> Result<ServiceResponse<impl MessageBody>, Error> {
-    let dialect = Dialect::of(request.path());
-    let id = http.request_id();
-    request.extensions_mut().insert(id.clone());
-    let header = HeaderValue::from_str(&id.0).expect("an id of letters and digits");
-    let response = next.call(request).await?;
-    let problem = response.response().error().and_then(|error| error.as_error::<Problem>()).cloned();
-    let mut response = match problem {
-        None => response.map_into_left_body(),
-        Some(problem) => {
-            let (request, _) = response.into_parts();
-            ServiceResponse::new(request, dialect.answer(&problem, &id)).map_into_right_body()
-        }
-    };
-    response.headers_mut().insert(dialect.id_header(), header);
-    Ok(response)
 }

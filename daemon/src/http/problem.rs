@@ -33,6 +33,10 @@ pub(crate) enum Kind {
     TooLarge,
     /// The client took too long to send its request.
     Slow,
+    /// A key is missing, or is none.
+    Unauthenticated,
+    /// Not for this caller.
+    Forbidden,
     /// No room now.
     Busy {
         /// When to try again.
@@ -62,6 +66,8 @@ impl Problem {
             Kind::Method => StatusCode::METHOD_NOT_ALLOWED,
             Kind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Kind::Slow => StatusCode::REQUEST_TIMEOUT,
+            Kind::Unauthenticated => StatusCode::UNAUTHORIZED,
+            Kind::Forbidden => StatusCode::FORBIDDEN,
             Kind::Busy { .. } => StatusCode::TOO_MANY_REQUESTS,
             Kind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             Kind::Failed => StatusCode::INTERNAL_SERVER_ERROR,
@@ -77,7 +83,7 @@ impl Problem {
     }
 }
 
-/// `dialect::edge` puts it into words.
+/// `edge` puts it into words.
 impl ResponseError for Problem {
     fn status_code(&self) -> StatusCode {
         self.status()
