@@ -1,6 +1,6 @@
 //! The one place in xtask that reads the clock.
 
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 /// The monotonic clock now.
 #[expect(
@@ -9,4 +9,10 @@ use std::time::Instant;
 )]
 pub(crate) fn now() -> Instant {
     Instant::now()
+}
+
+/// The wall clock now, to be compared with times in a program's log.
+#[expect(clippy::disallowed_methods, reason = "as above")]
+pub(crate) fn wall() -> SystemTime {
+    SystemTime::now()
 }

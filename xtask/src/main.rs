@@ -10,6 +10,7 @@ mod canaries;
 mod ci;
 mod clock;
 mod figures;
+mod http_bench;
 mod inlining;
 mod kv_bench;
 mod models;
@@ -40,6 +41,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   bench [ARGS]       prefill, decode and many sessions beside llama.cpp and the roofs; `cargo xtask bench --help` lists ARGS
   kv-bench [ARGS]    time to the first token from each tier, and what the KV store costs; `--help` lists ARGS
   serve-bench [ARGS] many sessions at once, beside llama.cpp, and while a long prompt arrives; `--help` lists ARGS
+  http-bench [ARGS]  connections, streams and the way of a token; `--help` lists ARGS
   perplexity         the test models on this project's documentation, beside llama.cpp; needs ZLLM_PEER_PYTHON
 ";
 
@@ -69,6 +71,7 @@ fn run() -> Result<()> {
         ("bench", _) => bench::run(&rest),
         ("kv-bench", _) => kv_bench::run(&rest),
         ("serve-bench", _) => serve_bench::run(&rest),
+        ("http-bench", _) => http_bench::run(&rest),
         ("perplexity", []) => perplexity::run(),
         ("help" | "--help" | "-h", _) => {
             print!("{USAGE}");

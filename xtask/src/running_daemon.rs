@@ -150,9 +150,19 @@ impl RunningDaemon {
         Ok(())
     }
 
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has logged.
+    pub(crate) fn log(&self) -> Result<String> {
+        fs::read_to_string(self.folder.path().join("zllmd.log")).context("the daemon's log")
+    }
+
     /// The last lines of the daemon's log.
     pub(crate) fn log_tail(&self) -> String {
-        let log = fs::read_to_string(self.folder.path().join("zllmd.log")).unwrap_or_default();
+        let log = self.log().unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
         lines[lines.len().saturating_sub(20)..].join("\n")
     }

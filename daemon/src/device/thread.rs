@@ -108,6 +108,8 @@ fn carry_out(device: &mut dyn Device, command: Command, clock: &Clock, beat: imp
                 device.begin(sequence, &plan.model, generation);
             }
             let outcome = device.step(&plan, hidden.as_deref());
+            // `cargo xtask http-bench` reads when.
+            tracing::trace!("step done");
             let took = clock.now() - started;
             let _ = reply.send(outcome.map(|outcome| StageDone { outcome, took }));
         }
