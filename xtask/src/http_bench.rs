@@ -69,7 +69,7 @@ fn measure(programs: &Programs, lasts: Duration) -> Result<Figures> {
     let model = models::path_of(models::find(MODEL)?, &models::cache_dir()?);
     let http = format!("127.0.0.1:{port}");
     let flags = ["--http", &http, "--log", "info,zllmd::device::thread=trace", "--ssd-budget", "off"];
-    let queue = format!("[queue]\njobs = {}\n", READERS + CONNECTIONS);
+    let queue = format!("[limits]\nqueued_jobs = {}\n", READERS + CONNECTIONS);
     let daemon = RunningDaemon::start_configured(programs, MODEL, &model, &flags, &queue)?;
     let measured = Bench { port, lasts, pid: daemon.pid() }.run(&daemon);
     let measured = measured.with_context(|| daemon.log_tail())?;

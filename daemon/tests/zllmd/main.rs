@@ -12,5 +12,6 @@ mod kv_tiers;
 mod leaks;
 mod openai;
 mod operate;
+mod requests;
 mod sampling;
 mod templates;

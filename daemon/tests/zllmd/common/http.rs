@@ -1,6 +1,7 @@
-//! Just enough HTTP for a test, over a Unix socket.
+//! Just enough HTTP for a test, over a Unix socket or TCP.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -49,6 +50,19 @@ fn ask(socket: &Path, method: &str, target: &str, body: &[u8]) -> Option<HttpAns
 pub(crate) fn send(socket: &Path, method: &str, target: &str, body: &[u8]) -> Option<UnixStream> {
     let mut stream = UnixStream::connect(socket).ok()?;
     stream.set_read_timeout(Some(super::PATIENCE)).expect("a timeout");
+    write(&mut stream, method, target, body)?;
+    Some(stream)
+}
+
+/// The same over TCP.
+pub(crate) fn send_tcp(port: u16, method: &str, target: &str, body: &[u8]) -> Option<TcpStream> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    stream.set_read_timeout(Some(super::PATIENCE)).expect("a timeout");
+    write(&mut stream, method, target, body)?;
+    Some(stream)
+}
+
+fn write(stream: &mut impl Write, method: &str, target: &str, body: &[u8]) -> Option<()> {
     // The sending side stays open: the server takes a half-closed client for a gone one.
     let length = body.len();
     let head = format!(
@@ -57,7 +71,7 @@ pub(crate) fn send(socket: &Path, method: &str, target: &str, body: &[u8]) -> Op
     stream.write_all(head.as_bytes()).ok()?;
     // One that is refused before its end may find nobody who reads the rest.
     let _ = stream.write_all(body);
-    Some(stream)
+    Some(())
 }
 
 fn read(stream: &mut BufReader<UnixStream>) -> Option<HttpAnswer> {

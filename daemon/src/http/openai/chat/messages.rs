@@ -69,6 +69,9 @@ impl Message {
             Some(Value::String(text)) => text,
             None | Some(Value::Null) if !calls.is_empty() => String::new(),
             None | Some(Value::Null) => return Err(problem("content", "is missing")),
+            Some(Value::Array(parts)) if parts.is_empty() => {
+                return Err(problem("content", "is an empty list"));
+            }
             Some(Value::Array(parts)) => {
                 let texts: Result<Vec<&str>, String> = parts.iter().map(part_text).collect();
                 texts.map_err(|what| problem("content", &what))?.join("\n")
