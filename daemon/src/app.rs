@@ -17,6 +17,7 @@ use crate::http::{self, Http};
 use crate::kv_store::{KvStoreActor, OpenDisk, SaveAll};
 use crate::limits::{FLUSH_TIMEOUT, OPEN_TIMEOUT, STUCK_AFTER, WANTED_MODELS_INTERVAL};
 use crate::metrics::Metrics;
+use crate::object_disk::ObjectDisk;
 use crate::pulse::{Organ, Pulses};
 use crate::scheduler::models::LoadState;
 use crate::scheduler::{Drain, Durable, Fellows, Recover, SchedulerActor, WantModel, WantedModels};
@@ -150,6 +151,7 @@ fn start_actors(
         pulses: pulses.clone(),
     };
     let durable = Durable::start(&config.jobs, clock, pulses).context("the job disk's thread")?;
+    let objects = ObjectDisk::spawn(&config.objects, clock, pulses).context("the object disk's thread")?;
     let scheduler = SchedulerActor::spawn(config.core.clone(), durable, fellows);
     let (arriving, encoding) = Services::arrival_bounds();
     let (models, folder) = (config.models.clone(), config.models_dir.clone());
@@ -157,6 +159,7 @@ fn start_actors(
         scheduler,
         kv,
         devices,
+        objects,
         metrics,
         clock,
         catalog: Catalog::new(models, folder, config.model_defaults.clone()),

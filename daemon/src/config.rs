@@ -10,6 +10,7 @@ mod devices;
 mod file;
 mod http;
 mod kv;
+mod objects;
 mod queue;
 mod times;
 
@@ -18,6 +19,7 @@ pub(crate) use devices::{DeviceSettings, PlaceSettings};
 pub(crate) use file::LoadWhen;
 pub(crate) use http::HttpSettings;
 pub(crate) use kv::{KvSettings, SavePolicy, SsdSettings};
+pub(crate) use objects::ObjectSettings;
 pub(crate) use queue::JobSettings;
 
 use crate::limits;
@@ -48,6 +50,7 @@ pub(crate) struct Config {
     /// What computes; at least one.
     pub(crate) devices: Vec<DeviceSettings>,
     pub(crate) jobs: JobSettings,
+    pub(crate) objects: ObjectSettings,
     /// Configured models by name.
     pub(crate) models: BTreeMap<String, ModelSettings>,
     /// What a model gets that says nothing else, and each model of the models folder.
@@ -168,7 +171,8 @@ impl Config {
             )?,
             connections: count("limits.connections", file_limits.connections, limits::DEFAULT_CONNECTIONS)?,
             drain: drain(cli.drain_seconds.or(file_limits.drain_seconds))?,
-            jobs: JobSettings::merge(file.jobs, state, beside),
+            jobs: JobSettings::merge(file.jobs, state.clone(), beside),
+            objects: ObjectSettings::merge(file.objects, state, beside),
             kv,
             core,
             devices,
@@ -197,6 +201,7 @@ impl Config {
         lines.extend(self.devices.iter().map(DeviceSettings::summary));
         lines.push(self.kv.summary());
         lines.push(self.jobs.summary());
+        lines.push(self.objects.summary());
         lines.extend(self.models.iter().map(|(name, model)| {
             let when = if model.load == LoadWhen::Start { "at start" } else { "on demand" };
             let devices = &model.defaults.place.devices;

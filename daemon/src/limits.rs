@@ -26,6 +26,12 @@ pub(crate) const DEFAULT_JOB_AGE: Duration = Duration::from_secs(7 * 24 * 60 * 6
 pub(crate) const DEFAULT_ENDED_JOBS: u64 = 10_000;
 /// Bytes of requests and results that they may have together.
 pub(crate) const DEFAULT_ENDED_JOB_BYTES: u64 = 1 << 30;
+/// How long what clients put down is kept: as long as OpenAI keeps responses.
+pub(crate) const DEFAULT_OBJECT_AGE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+/// Answers, conversations' items and files that are kept; the oldest go first.
+pub(crate) const DEFAULT_OBJECTS: u64 = 100_000;
+/// Bytes that they may have together.
+pub(crate) const DEFAULT_OBJECT_BYTES: u64 = 4 << 30;
 /// Tokens generated for a request that names no limit. They are reserved at admission, so "as many as fit" would
 /// let one request keep all others out.
 pub(crate) const DEFAULT_MAX_TOKENS: usize = 1024;
@@ -98,6 +104,12 @@ pub(crate) const STORY_TOKENS: usize = 32;
 pub(crate) const JOB_DISK_COMMANDS: usize = 1024;
 const _: () =
     assert!(JOB_DISK_COMMANDS >= 2 * MAX_RUNNING_JOBS + 2 * MAX_ARRIVING, "readers find places too");
+/// Commands that wait for the object disk; whoever has another one waits for a place.
+pub(crate) const OBJECT_COMMANDS: usize = 256;
+/// How long whoever asks the object disk waits for its answer.
+pub(crate) const OBJECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Files that are uploaded at one time.
+pub(crate) const MAX_UPLOADS: usize = 8;
 /// Steps of a job's stored log that are read at once.
 pub(crate) const READ_STEPS: usize = 16;
 /// What one stored step or event may claim, in bytes as bincode counts them.

@@ -19,11 +19,16 @@ pub(crate) enum Organ {
     DeviceThread(u16),
     /// Does not beat: it may be in the disk for as long as the disk likes, and nobody waits for it who does not need it.
     JobDiskThread,
+    /// Does not beat either.
+    ObjectDiskThread,
 }
 
 impl Organ {
     /// Those that beat and that there is one of.
     const SINGLE: [Self; 2] = [Self::Scheduler, Self::KvStore];
+
+    /// How many do not beat.
+    const SILENT: usize = 2;
 
     /// Those that beat in a daemon with so many devices.
     fn beating(devices: u16) -> impl Iterator<Item = Self> {
@@ -38,7 +43,7 @@ impl Organ {
             Self::KvStore => 1,
             Self::Device(number) => Self::SINGLE.len() + 2 * usize::from(number),
             Self::DeviceThread(number) => Self::SINGLE.len() + 2 * usize::from(number) + 1,
-            Self::JobDiskThread => unreachable!("it does not beat"),
+            Self::JobDiskThread | Self::ObjectDiskThread => unreachable!("it does not beat"),
         }
     }
 }
@@ -51,6 +56,7 @@ impl std::fmt::Display for Organ {
             Self::Device(number) => write!(f, "actor of device {number}"),
             Self::DeviceThread(number) => write!(f, "thread of device {number}"),
             Self::JobDiskThread => write!(f, "job disk thread"),
+            Self::ObjectDiskThread => write!(f, "object disk thread"),
         }
     }
 }
@@ -73,7 +79,7 @@ impl Pulses {
     /// Counters at zero of a daemon with so many devices, and where deaths are reported.
     pub(crate) fn new(devices: u16) -> (Self, mpsc::Receiver<Organ>) {
         let beats: Box<[AtomicU64]> = Organ::beating(devices).map(|_| AtomicU64::default()).collect();
-        let (deaths, reported) = mpsc::channel(beats.len() + 1);
+        let (deaths, reported) = mpsc::channel(beats.len() + Organ::SILENT);
         let shared = Shared { devices, beats, deaths, ending: AtomicBool::new(false) };
         (Self(Arc::new(shared)), reported)
     }

@@ -15,6 +15,7 @@ use crate::device::{DeviceSnapshot, Devices};
 use crate::kv_store::{self, KvStoreActor};
 use crate::limits::{MAX_ARRIVING, MAX_ENCODING};
 use crate::metrics::Metrics;
+use crate::object_disk::ObjectDisk;
 use crate::scheduler::core::{Amount, ConnectionId};
 use crate::scheduler::models::LoadWatch;
 use crate::scheduler::{self, JobsOf, ModelStates, SchedulerActor, Unload, WantModel};
@@ -36,6 +37,9 @@ pub(crate) struct Services {
     pub(crate) scheduler: Addr<SchedulerActor>,
     pub(crate) kv: Addr<KvStoreActor>,
     pub(crate) devices: Devices,
+    /// What is kept for clients.
+    #[allow(dead_code, reason = "the APIs that keep something, which are being written, use it")]
+    pub(crate) objects: ObjectDisk,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) clock: Clock,
     pub(crate) catalog: Catalog,

@@ -4,6 +4,7 @@ use super::bytes::ByteSize;
 use super::devices::DeviceEntry;
 use super::http::HttpTable;
 use super::kv::KvTable;
+use super::objects::ObjectsTable;
 use super::queue::{AmountTable, JobsTable, SchedulerTable};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -28,6 +29,8 @@ pub(super) struct ConfigFile {
     pub(super) scheduler: SchedulerTable,
     #[serde(default)]
     pub(super) jobs: JobsTable,
+    #[serde(default)]
+    pub(super) objects: ObjectsTable,
     #[serde(default)]
     pub(super) defaults: DefaultsTable,
     #[serde(default)]
