@@ -27,6 +27,7 @@ use actix_web::dev::Server;
 use actix_web::middleware::from_fn;
 use actix_web::{App, HttpServer, web};
 use dialect::RequestId;
+use openai::Batches;
 use router::Router;
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
@@ -38,13 +39,15 @@ pub(crate) struct Http {
     pub(crate) services: Arc<Services>,
     /// Whether a request can be served.
     pub(crate) ready: Arc<AtomicBool>,
-    /// The number of the next request.
-    next_request: AtomicU64,
+    /// Batches that are under way.
+    batches: Batches,
+    /// The number of the next id.
+    next_id: AtomicU64,
 }
 
 impl Http {
     pub(crate) fn new(services: Arc<Services>, ready: Arc<AtomicBool>) -> Self {
-        Self { services, ready, next_request: AtomicU64::new(0) }
+        Self { services, ready, batches: Batches::default(), next_id: AtomicU64::new(0) }
     }
 
     /// Seconds since the Unix epoch.
@@ -52,10 +55,15 @@ impl Http {
         self.services.clock.unix_ms() / 1000
     }
 
-    /// An id for a new request, that no other has, also after a restart.
+    /// An id for a new request.
     fn request_id(&self) -> RequestId {
-        let number = self.next_request.fetch_add(1, Ordering::Relaxed);
-        RequestId(format!("req_{:012x}{number:08x}", self.services.clock.unix_ms()))
+        RequestId(self.fresh_id("req_"))
+    }
+
+    /// An id that nothing else has, also after a restart. Those of later things sort behind those of earlier ones.
+    fn fresh_id(&self, prefix: &str) -> String {
+        let number = self.next_id.fetch_add(1, Ordering::Relaxed);
+        format!("{prefix}{:012x}{number:08x}", self.services.clock.unix_ms())
     }
 }
 
@@ -72,6 +80,7 @@ pub(crate) fn server(
         return Ok(None);
     }
     let http = web::Data::new(http);
+    actix_web::rt::spawn(openai::resume_batches(http.clone()));
     let mut server = HttpServer::new(move || {
         let mut router = Router::new();
         pages::routes(&mut router);

@@ -201,3 +201,34 @@ pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(5);
 /// Shortest and longest time that a refused client is told to wait.
 pub(crate) const RETRY_AFTER: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_secs(60);
+
+/// Bytes of a file that a client puts down: as many as OpenAI takes for a batch.
+pub(crate) const HTTP_FILE_BYTES: u64 = 200 << 20;
+/// How long it may take.
+pub(crate) const HTTP_FILE_TIMEOUT: Duration = Duration::from_secs(600);
+/// Bytes of a field beside it.
+pub(crate) const MAX_FILE_FIELD_BYTES: usize = 64;
+/// Files on a page of a list.
+pub(crate) const MAX_PAGE_ROWS: usize = 10_000;
+/// Batches on a page of a list.
+pub(crate) const MAX_BATCH_PAGE_ROWS: usize = 100;
+/// Batches that are under way at one time; a further one is refused.
+pub(crate) const MAX_BATCHES_AT_ONCE: usize = 64;
+/// Texts that a client may hang on a batch.
+pub(crate) const MAX_BATCH_METADATA: usize = 16;
+/// Bytes of their names and values together.
+pub(crate) const MAX_BATCH_METADATA_BYTES: usize = MAX_BATCH_METADATA * (64 + 512);
+/// How long a batch may take: what has no answer by then has none.
+pub(crate) const BATCH_WINDOW: Duration = Duration::from_secs(24 * 60 * 60);
+/// Requests of one batch that are asked at one time; their jobs take no more of the queue.
+pub(crate) const BATCH_IN_FLIGHT: usize = 16;
+/// How long a batch waits while the daemon takes no work.
+pub(crate) const BATCH_RETRY: Duration = Duration::from_secs(1);
+/// Results that wait to be written down, in bytes about.
+pub(crate) const BATCH_SEGMENT_BYTES: usize = 1 << 20;
+/// How long they wait.
+pub(crate) const BATCH_SEGMENT_TIME: Duration = Duration::from_secs(1);
+/// Wrong lines of a batch that are told.
+pub(crate) const MAX_BATCH_ERRORS: usize = 100;
+/// Bytes of a client's name for a line of a batch.
+pub(crate) const MAX_BATCH_ID_BYTES: usize = 512;

@@ -38,7 +38,6 @@ pub(crate) struct Services {
     pub(crate) kv: Addr<KvStoreActor>,
     pub(crate) devices: Devices,
     /// What is kept for clients.
-    #[allow(dead_code, reason = "the APIs that keep something, which are being written, use it")]
     pub(crate) objects: ObjectDisk,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) clock: Clock,

@@ -59,6 +59,16 @@ pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
     Ok(value)
 }
 
+/// A query.
+///
+/// # Errors
+/// One that is not as expected.
+pub(super) fn query<T>(query: Result<actix_web::web::Query<T>, actix_web::Error>) -> Result<T, Problem> {
+    let query = query
+        .map_err(|error| Problem::new(Kind::Invalid, format!("the query is not as expected: {error}")))?;
+    Ok(query.into_inner())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -24,6 +24,16 @@ impl Caller {
         Self { tenant: None, class: None, admin: true }
     }
 
+    /// Whoever has this tenant's name, for work that goes on without its client.
+    pub(super) fn of_tenant(tenant: &str) -> Self {
+        Self { tenant: Tenant::new(tenant).ok(), class: None, admin: false }
+    }
+
+    /// The tenant's name in stores: empty for the common one.
+    pub(super) fn tenant_name(&self) -> &str {
+        self.tenant.as_ref().map_or("", Tenant::as_str)
+    }
+
     /// # Errors
     /// It is not for this caller.
     pub(super) fn must_be_admin(&self) -> Result<(), Problem> {

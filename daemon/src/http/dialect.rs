@@ -111,7 +111,9 @@ impl Dialect {
 impl OpenAiError {
     fn new(problem: &Problem) -> Self {
         let (kind, code) = match problem.kind {
-            Kind::Invalid | Kind::NotFound | Kind::Method | Kind::Slow => ("invalid_request_error", None),
+            Kind::Invalid | Kind::NotFound | Kind::Conflict | Kind::Method | Kind::Slow => {
+                ("invalid_request_error", None)
+            }
             Kind::TooLarge => ("invalid_request_error", Some("request_too_large")),
             Kind::TooLong => ("invalid_request_error", Some("context_length_exceeded")),
             Kind::NoModel => ("invalid_request_error", Some("model_not_found")),
@@ -129,7 +131,9 @@ impl OpenAiError {
 impl AnthropicError {
     fn new(problem: &Problem, request_id: Option<String>) -> Self {
         let kind = match problem.kind {
-            Kind::Invalid | Kind::TooLong | Kind::Method | Kind::Slow => "invalid_request_error",
+            Kind::Invalid | Kind::TooLong | Kind::Conflict | Kind::Method | Kind::Slow => {
+                "invalid_request_error"
+            }
             Kind::TooLarge => "request_too_large",
             Kind::NoModel | Kind::NotFound => "not_found_error",
             Kind::Unauthenticated => "authentication_error",

@@ -3,14 +3,17 @@
 //! Fields that we do not know are ignored, as OpenAI does. What we know and cannot honour is refused by its name.
 
 mod answer;
+mod batches;
 mod chat;
 mod completions;
+mod files;
 mod models;
 mod params;
 mod tools;
 
 use super::router::{Operation, Router};
 use actix_web::web;
+pub(super) use batches::{Batches, resume as resume_batches};
 use params::Params;
 
 /// Where it is.
@@ -42,5 +45,54 @@ pub(super) fn routes(router: &mut Router) {
             .takes::<Params>()
             .gives::<completions::Completion>()
             .streams("text/event-stream"),
+    );
+    files_and_batches(router);
+}
+
+fn files_and_batches(router: &mut Router) {
+    router.post(
+        "/v1/files",
+        web::to(files::create),
+        Operation::new("Put down a file").takes_type("multipart/form-data").gives::<files::File>(),
+    );
+    router.get(
+        "/v1/files",
+        web::to(files::list),
+        Operation::new("List files").query::<files::Query>().gives::<files::List>(),
+    );
+    router.get(
+        "/v1/files/{id}",
+        web::to(files::one),
+        Operation::new("Tell of a file").gives::<files::File>(),
+    );
+    router.delete(
+        "/v1/files/{id}",
+        web::to(files::delete),
+        Operation::new("Delete a file").gives::<files::Deleted>(),
+    );
+    router.get(
+        "/v1/files/{id}/content",
+        web::to(files::content),
+        Operation::new("Read a file").gives_type("application/octet-stream"),
+    );
+    router.post(
+        "/v1/batches",
+        web::to(batches::create),
+        Operation::new("Answer all requests of a file").takes::<batches::Request>().gives::<batches::Batch>(),
+    );
+    router.get(
+        "/v1/batches",
+        web::to(batches::list),
+        Operation::new("List batches").query::<batches::Query>().gives::<batches::List>(),
+    );
+    router.get(
+        "/v1/batches/{id}",
+        web::to(batches::one),
+        Operation::new("Tell of a batch").gives::<batches::Batch>(),
+    );
+    router.post(
+        "/v1/batches/{id}/cancel",
+        web::to(batches::cancel),
+        Operation::new("Cancel a batch").gives::<batches::Batch>(),
     );
 }

@@ -27,6 +27,8 @@ pub(crate) enum Kind {
     NoModel,
     /// There is nothing of that name.
     NotFound,
+    /// It is there, and not in a state for this.
+    Conflict,
     /// The path is there, but not with this method.
     Method,
     /// The body is larger than it may be.
@@ -63,6 +65,7 @@ impl Problem {
         match self.kind {
             Kind::Invalid | Kind::TooLong => StatusCode::BAD_REQUEST,
             Kind::NoModel | Kind::NotFound => StatusCode::NOT_FOUND,
+            Kind::Conflict => StatusCode::CONFLICT,
             Kind::Method => StatusCode::METHOD_NOT_ALLOWED,
             Kind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Kind::Slow => StatusCode::REQUEST_TIMEOUT,

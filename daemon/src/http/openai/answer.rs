@@ -1,5 +1,7 @@
 //! What the answers of chat completions and completions have in common: whole, or in chunks as they come.
 
+use super::params::Params;
+use crate::http::Http;
 use crate::http::dialect::Dialect;
 use crate::http::problem::Problem;
 use crate::http::sse;
@@ -18,6 +20,32 @@ pub(super) struct Asked {
     pub(super) created: u64,
     pub(super) stream: bool,
     pub(super) include_usage: bool,
+}
+
+impl Asked {
+    pub(super) fn new(http: &Http, model: &str, params: &Params) -> Self {
+        Self {
+            model: model.to_owned(),
+            created: http.unix_s(),
+            stream: params.stream.unwrap_or(false),
+            include_usage: params.include_usage(),
+        }
+    }
+
+    /// The same for an answer that nobody reads as it comes.
+    ///
+    /// # Errors
+    /// It is to be streamed.
+    pub(super) fn whole(http: &Http, model: &str, params: &Params) -> Result<Self, Problem> {
+        let asked = Self::new(http, model, params);
+        if asked.stream {
+            return Err(Problem::of(
+                "stream",
+                "stream is for requests that somebody listens to; leave it out",
+            ));
+        }
+        Ok(asked)
+    }
 }
 
 /// How one of the two words its answers.
@@ -105,30 +133,35 @@ pub(super) fn text_of(bytes: &[u8]) -> String {
 }
 
 /// Answers with a job's events.
-pub(super) async fn give<W: Wording>(
-    turn: Turn,
-    asked: Asked,
-    mut wording: W,
-) -> Result<HttpResponse, Problem> {
-    let id = format!("{}-{}", W::PREFIX, turn.job());
+pub(super) async fn give<W: Wording>(turn: Turn, asked: Asked, wording: W) -> Result<HttpResponse, Problem> {
     if asked.stream {
+        let id = format!("{}-{}", W::PREFIX, turn.job());
         let stream = Chunks { turn: Some(turn), id, asked, wording };
         return Ok(sse::response(futures_util::stream::unfold(stream, |mut stream| async {
             let bytes = stream.next().await?;
             Some((bytes, stream))
         })));
     }
+    Ok(HttpResponse::Ok().json(whole(turn, asked, wording).await?))
+}
+
+/// All of an answer.
+pub(super) async fn whole<W: Wording>(
+    turn: Turn,
+    asked: Asked,
+    mut wording: W,
+) -> Result<Whole<W::Choice>, Problem> {
+    let id = format!("{}-{}", W::PREFIX, turn.job());
     let Answered { choices, usage } = turn.finish().await?;
     let choices = choices.into_iter().enumerate().map(|(index, choice)| wording.choice(index, choice));
-    let whole = Whole {
+    Ok(Whole {
         id,
         object: W::OBJECT,
         created: asked.created,
         model: asked.model,
         choices: choices.collect(),
         usage: Usage::from(&usage),
-    };
-    Ok(HttpResponse::Ok().json(whole))
+    })
 }
 
 /// A streamed answer.

@@ -47,14 +47,28 @@ pub(super) async fn create(
     let request: Request = body::parse(&body)?;
     let params: Params = body::parse(&body)?;
     drop(body);
-    let asked = Asked {
-        model: request.model.clone(),
-        created: http.unix_s(),
-        stream: params.stream.unwrap_or(false),
-        include_usage: params.include_usage(),
-    };
+    let asked = Asked::new(&http, &request.model, &params);
     let turn = Turn::begin(&http, &caller, submit(request, params)?).await?;
     answer::give(turn, asked, Words::default()).await
+}
+
+/// The whole answer to a body, as a job that is changed before.
+///
+/// # Errors
+/// What is wrong with the body, or why the job failed.
+pub(super) async fn answer(
+    http: &Http,
+    caller: &Caller,
+    body: &[u8],
+    change: impl FnOnce(&mut Submit),
+) -> Result<Value, Problem> {
+    let (request, params): (Request, Params) = (body::parse(body)?, body::parse(body)?);
+    let asked = Asked::whole(http, &request.model, &params)?;
+    let mut submit = submit(request, params)?;
+    change(&mut submit);
+    let turn = Turn::begin(http, caller, submit).await?;
+    let answer = answer::whole(turn, asked, Words::default()).await?;
+    Ok(serde_json::to_value(answer).expect("an answer becomes JSON"))
 }
 
 /// # Errors

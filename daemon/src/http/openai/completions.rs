@@ -61,23 +61,46 @@ pub(super) async fn create(
     let request: Request = body::parse(&body)?;
     let params: Params = body::parse(&body)?;
     drop(body);
-    let asked = Asked {
-        model: request.model.clone(),
-        created: http.unix_s(),
-        stream: params.stream.unwrap_or(false),
-        include_usage: params.include_usage(),
-    };
-    let echo = request.echo == Some(true);
-    let submit = submit(request, params)?;
+    let asked = Asked::new(&http, &request.model, &params);
+    let (turn, words) = begin(&http, &caller, request, params, |_| {}).await?;
+    answer::give(turn, asked, words).await
+}
+
+/// The whole answer to a body, as a job that is changed before.
+///
+/// # Errors
+/// What is wrong with the body, or why the job failed.
+pub(super) async fn answer(
+    http: &Http,
+    caller: &Caller,
+    body: &[u8],
+    change: impl FnOnce(&mut Submit),
+) -> Result<Value, Problem> {
+    let (request, params): (Request, Params) = (body::parse(body)?, body::parse(body)?);
+    let asked = Asked::whole(http, &request.model, &params)?;
+    let (turn, words) = begin(http, caller, request, params, change).await?;
+    let answer = answer::whole(turn, asked, words).await?;
+    Ok(serde_json::to_value(answer).expect("an answer becomes JSON"))
+}
+
+async fn begin(
+    http: &Http,
+    caller: &Caller,
+    request: Request,
+    params: Params,
+    change: impl FnOnce(&mut Submit),
+) -> Result<(Turn, Words), Problem> {
+    let (model, echo) = (request.model.clone(), request.echo == Some(true));
+    let mut submit = submit(request, params)?;
+    change(&mut submit);
     let prompt = echo.then(|| submit.prompt.clone());
-    let turn = Turn::begin(&http, &caller, submit).await?;
+    let turn = Turn::begin(http, caller, submit).await?;
     let echo = match prompt {
-        None => String::new(),
-        Some(Prompt::Tokens(tokens)) => http.services.text_of(&asked.model, tokens.0).await?,
-        Some(Prompt::Text { text, .. } | Prompt::Continue { text, .. }) => text,
-        Some(Prompt::Chat { messages_json, .. }) => messages_json,
+        Some(Prompt::Tokens(tokens)) => http.services.text_of(&model, tokens.0).await?,
+        Some(Prompt::Text { text, .. }) => text,
+        _ => String::new(),
     };
-    answer::give(turn, asked, Words { echo, choices: Vec::new() }).await
+    Ok((turn, Words { echo, choices: Vec::new() }))
 }
 
 /// # Errors

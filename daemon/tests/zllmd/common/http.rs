@@ -42,15 +42,39 @@ pub(crate) fn post(socket: &Path, target: &str, body: impl AsRef<[u8]>) -> HttpA
     ask(socket, "POST", target, body.as_ref()).expect("an answer")
 }
 
-fn ask(socket: &Path, method: &str, target: &str, body: &[u8]) -> Option<HttpAnswer> {
+/// Asks with any method.
+pub(crate) fn ask(socket: &Path, method: &str, target: &str, body: &[u8]) -> Option<HttpAnswer> {
     read(&mut BufReader::new(send(socket, method, target, body)?))
+}
+
+/// POSTs a form of fields: names, names of files, contents.
+pub(crate) fn post_form(socket: &Path, target: &str, fields: &[(&str, Option<&str>, &[u8])]) -> HttpAnswer {
+    const BOUNDARY: &str = "----a-boundary-of-this-test";
+    let mut body = Vec::new();
+    for (name, file, content) in fields {
+        let file = file.map_or(String::new(), |file| format!("; filename=\"{file}\""));
+        let head = format!("--{BOUNDARY}\r\nContent-Disposition: form-data; name=\"{name}\"{file}\r\n\r\n");
+        body.extend_from_slice(head.as_bytes());
+        body.extend_from_slice(content);
+        body.extend_from_slice(b"\r\n");
+    }
+    body.extend_from_slice(format!("--{BOUNDARY}--\r\n").as_bytes());
+    let mut stream = connect(socket).expect("a connection");
+    let kind = format!("multipart/form-data; boundary={BOUNDARY}");
+    write_as(&mut stream, "POST", target, &kind, &body).expect("a request");
+    read(&mut BufReader::new(stream)).expect("an answer")
 }
 
 /// Sends a request and does not wait for its answer.
 pub(crate) fn send(socket: &Path, method: &str, target: &str, body: &[u8]) -> Option<UnixStream> {
-    let mut stream = UnixStream::connect(socket).ok()?;
-    stream.set_read_timeout(Some(super::PATIENCE)).expect("a timeout");
+    let mut stream = connect(socket)?;
     write(&mut stream, method, target, body)?;
+    Some(stream)
+}
+
+fn connect(socket: &Path) -> Option<UnixStream> {
+    let stream = UnixStream::connect(socket).ok()?;
+    stream.set_read_timeout(Some(super::PATIENCE)).expect("a timeout");
     Some(stream)
 }
 
@@ -63,10 +87,21 @@ pub(crate) fn send_tcp(port: u16, method: &str, target: &str, body: &[u8]) -> Op
 }
 
 fn write(stream: &mut impl Write, method: &str, target: &str, body: &[u8]) -> Option<()> {
+    write_as(stream, method, target, "application/json", body)
+}
+
+fn write_as(
+    stream: &mut impl Write,
+    method: &str,
+    target: &str,
+    content_type: &str,
+    body: &[u8],
+) -> Option<()> {
     // The sending side stays open: the server takes a half-closed client for a gone one.
     let length = body.len();
     let head = format!(
-        "{method} {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"
+        "{method} {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: {content_type}\r\n\
+         Content-Length: {length}\r\n\r\n"
     );
     stream.write_all(head.as_bytes()).ok()?;
     // One that is refused before its end may find nobody who reads the rest.

@@ -1,0 +1,197 @@
+//! Files that clients put down, and batches of requests in them: answered as if each was asked alone, once, over crashes too.
+
+use super::common::http::{HttpAnswer, ask, get, post, post_form};
+use super::common::{Daemon, MODEL, wait_for};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn upload(daemon: &Daemon, text: &[u8]) -> Value {
+    let form = [("purpose", None, &b"batch"[..]), ("file", Some("requests.jsonl"), text)];
+    let answer = post_form(&daemon.http_socket(), "/v1/files", &form);
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    answer.json()
+}
+
+fn read(daemon: &Daemon, path: &str) -> HttpAnswer {
+    get(&daemon.http_socket(), path).expect("an answer")
+}
+
+fn body(number: usize, tokens: usize) -> Value {
+    json!({
+        "model": MODEL, "max_tokens": tokens, "temperature": 0, "ignore_eos": true,
+        "messages": [{"role": "user", "content": format!("Tell me about the number {number}.")}],
+    })
+}
+
+fn line(number: usize, body: &Value) -> String {
+    json!({"custom_id": format!("n{number}"), "method": "POST", "url": CHAT, "body": body}).to_string() + "\n"
+}
+
+fn begin(daemon: &Daemon, lines: &str) -> String {
+    let file = upload(daemon, lines.as_bytes())["id"].clone();
+    let request = json!({
+        "input_file_id": file, "endpoint": CHAT, "completion_window": "24h", "metadata": {"a": "b"},
+    });
+    let batch = post(&daemon.http_socket(), "/v1/batches", request.to_string());
+    assert_eq!(batch.status, 200, "{}", batch.body);
+    let batch = batch.json();
+    assert_eq!((&batch["status"], &batch["metadata"]["a"]), (&json!("validating"), &json!("b")));
+    batch["id"].as_str().expect("an id").to_owned()
+}
+
+fn batch(daemon: &Daemon, id: &str) -> Value {
+    read(daemon, &format!("/v1/batches/{id}")).json()
+}
+
+fn ended(daemon: &Daemon, id: &str) -> Value {
+    wait_for("the batch to end", || {
+        let batch = batch(daemon, id);
+        let over =
+            ["completed", "failed", "cancelled"].contains(&batch["status"].as_str().expect("a status"));
+        over.then_some(batch)
+    })
+}
+
+/// What a file says, by the clients' names.
+fn results(daemon: &Daemon, file: &Value) -> BTreeMap<String, Value> {
+    let text = read(daemon, &format!("/v1/files/{}/content", file.as_str().expect("a file"))).body;
+    let mut all = BTreeMap::new();
+    for line in text.lines() {
+        let line: Value = serde_json::from_str(line).expect("JSON");
+        let id = line["custom_id"].as_str().expect("a name").to_owned();
+        assert!(all.insert(id, line["response"].clone()).is_none(), "twice: {line}");
+    }
+    all
+}
+
+fn text_of(answer: &Value) -> &Value {
+    &answer["choices"][0]["message"]["content"]
+}
+
+#[test]
+fn files_come_out_as_they_went_in() {
+    let daemon = Daemon::start();
+    // More than some pieces, and none of them whole.
+    let text = "0123456789abcdef\n".repeat(60_001);
+    let file = upload(&daemon, text.as_bytes());
+    assert_eq!((&file["bytes"], &file["filename"]), (&json!(text.len()), &json!("requests.jsonl")));
+    let path = format!("/v1/files/{}", file["id"].as_str().expect("an id"));
+    assert_eq!(read(&daemon, &path).json(), file);
+    assert!(read(&daemon, &format!("{path}/content")).body == text, "the content is another");
+    let second = upload(&daemon, b"");
+    let ids = |query: &str| {
+        let list = read(&daemon, &format!("/v1/files{query}")).json();
+        let ids = list["data"].as_array().expect("files").iter().map(|file| file["id"].clone());
+        (ids.collect::<Vec<_>>(), list["has_more"].as_bool().expect("a flag"))
+    };
+    let (first_id, second_id) = (file["id"].clone(), second["id"].clone());
+    assert_eq!(ids(""), (vec![second_id.clone(), first_id.clone()], false));
+    assert_eq!(ids("?limit=1&order=asc"), (vec![first_id.clone()], true));
+    assert_eq!(ids(&format!("?after={}", second_id.as_str().expect("an id"))), (vec![first_id], false));
+    assert_eq!(ids("?purpose=assistants"), (vec![], false));
+    for (query, param) in [("?limit=0", "limit"), ("?order=up", "order"), ("?after=none", "after")] {
+        let refused = read(&daemon, &format!("/v1/files{query}"));
+        assert_eq!((refused.status, refused.json()["error"]["param"].as_str()), (400, Some(param)));
+    }
+    assert_eq!(read(&daemon, "/v1/files?limit=many").status, 400);
+    let deleted = ask(&daemon.http_socket(), "DELETE", &path, b"").expect("an answer");
+    assert_eq!(deleted.json()["deleted"], true);
+    assert_eq!(read(&daemon, &path).status, 404);
+    let nameless = post_form(&daemon.http_socket(), "/v1/files", &[("file", Some("a"), b"x")]);
+    assert_eq!((nameless.status, nameless.json()["error"]["param"].as_str()), (400, Some("purpose")));
+    let empty = post_form(&daemon.http_socket(), "/v1/files", &[("purpose", None, b"batch")]);
+    assert_eq!((empty.status, empty.json()["error"]["param"].as_str()), (400, Some("file")));
+    assert_eq!(post(&daemon.http_socket(), "/v1/files", "no form").status, 400);
+}
+
+#[test]
+fn a_batch_gives_the_answers_of_single_requests() {
+    let daemon = Daemon::start();
+    let mut lines: String = (0..20).map(|number| line(number, &body(number, 6))).collect();
+    lines += "\n";
+    lines += &line(20, &json!({"model": "none", "messages": [{"role": "user", "content": "a"}]}));
+    lines += &line(21, &json!({"model": MODEL, "messages": [], "max_tokens": 1}));
+    let batch = ended(&daemon, &begin(&daemon, &lines));
+    assert_eq!(batch["status"], "completed", "{batch}");
+    assert_eq!(batch["request_counts"], json!({"total": 22, "completed": 20, "failed": 2}));
+    let good = results(&daemon, &batch["output_file_id"]);
+    assert_eq!(good.len(), 20);
+    for number in [0, 7, 19] {
+        let alone = post(&daemon.http_socket(), CHAT, body(number, 6).to_string()).json();
+        let answer = &good[&format!("n{number}")];
+        assert_eq!((&answer["status_code"], text_of(&answer["body"])), (&json!(200), text_of(&alone)));
+    }
+    let bad = results(&daemon, &batch["error_file_id"]);
+    assert_eq!((&bad["n20"]["status_code"], &bad["n21"]["status_code"]), (&json!(404), &json!(400)));
+    assert_eq!(bad["n20"]["body"]["error"]["code"], "model_not_found");
+    let list = read(&daemon, "/v1/batches?limit=1").json();
+    assert_eq!((&list["data"][0]["id"], &list["has_more"]), (&batch["id"], &json!(false)));
+}
+
+#[test]
+fn a_file_that_cannot_be_asked_fails_with_its_lines() {
+    let daemon = Daemon::start();
+    let lines =
+        line(0, &body(0, 1)) + "{\n" + &line(0, &body(0, 1)) + &line(1, &json!({})).replace("POST", "GET");
+    let batch = ended(&daemon, &begin(&daemon, &lines));
+    assert_eq!(batch["status"], "failed");
+    let errors = batch["errors"]["data"].as_array().expect("errors").iter();
+    let errors: Vec<(&str, u64)> = errors
+        .map(|error| (error["code"].as_str().expect("a code"), error["line"].as_u64().expect("a line")))
+        .collect();
+    assert_eq!(errors, [("invalid_json_line", 2), ("duplicate_custom_id", 3), ("invalid_method", 4)]);
+    assert_eq!(ended(&daemon, &begin(&daemon, "\n"))["errors"]["data"][0]["code"], "invalid_file");
+    for (request, param) in [
+        (json!({"input_file_id": "none", "endpoint": CHAT, "completion_window": "24h"}), "input_file_id"),
+        (
+            json!({"input_file_id": "none", "endpoint": "/v1/moderations", "completion_window": "24h"}),
+            "endpoint",
+        ),
+        (json!({"input_file_id": "none", "endpoint": CHAT, "completion_window": "1h"}), "completion_window"),
+    ] {
+        let refused = post(&daemon.http_socket(), "/v1/batches", request.to_string());
+        assert_eq!((refused.status, refused.json()["error"]["param"].as_str()), (400, Some(param)));
+    }
+    assert_eq!(read(&daemon, "/v1/batches/none").status, 404);
+}
+
+#[test]
+fn a_batch_outlives_the_daemon() {
+    let mut daemon = Daemon::start();
+    let lines: String = (0..40).map(|number| line(number, &body(number, 24))).collect();
+    let id = begin(&daemon, &lines);
+    let completed =
+        |daemon: &Daemon| batch(daemon, &id)["request_counts"]["completed"].as_u64().expect("a number");
+    for part in [8, 24] {
+        wait_for("a part of the batch", || (completed(&daemon) >= part).then_some(()));
+        daemon.kill();
+        daemon.start_again();
+    }
+    let batch = ended(&daemon, &id);
+    assert_eq!(batch["request_counts"], json!({"total": 40, "completed": 40, "failed": 0}), "{batch}");
+    let answers = results(&daemon, &batch["output_file_id"]);
+    assert_eq!(answers.len(), 40);
+    for number in [3, 39] {
+        let alone = post(&daemon.http_socket(), CHAT, body(number, 24).to_string()).json();
+        assert_eq!(text_of(&answers[&format!("n{number}")]["body"]), text_of(&alone));
+    }
+}
+
+#[test]
+fn a_batch_that_is_cancelled_keeps_what_it_has() {
+    let daemon = Daemon::start();
+    let short = (0..4).map(|number| line(number, &body(number, 2)));
+    let long = (4..40).map(|number| line(number, &body(number, 1500)));
+    let id = begin(&daemon, &short.chain(long).collect::<String>());
+    wait_for("the short ones", || (batch(&daemon, &id)["request_counts"]["completed"] == 4).then_some(()));
+    let path = format!("/v1/batches/{id}/cancel");
+    assert_eq!(post(&daemon.http_socket(), &path, "").json()["status"], "cancelling");
+    let batch = ended(&daemon, &id);
+    assert_eq!(batch["status"], "cancelled");
+    assert_eq!(results(&daemon, &batch["output_file_id"]).len(), 4);
+    wait_for("nothing to run", || (daemon.metric("zllm_jobs{state=\"running\"}") == 0.0).then_some(()));
+    assert_eq!(daemon.metric("zllm_jobs{state=\"queued\"}"), 0.0);
+    assert_eq!(post(&daemon.http_socket(), &path, "").status, 409);
+}
