@@ -12,6 +12,8 @@ mod caller;
 mod conversation;
 mod dialect;
 mod edge;
+mod local;
+mod models;
 mod openai;
 mod pages;
 mod problem;
@@ -85,6 +87,7 @@ pub(crate) fn server(
         let mut router = Router::new();
         pages::routes(&mut router);
         openai::routes(&mut router);
+        local::routes(&mut router);
         App::new().app_data(http.clone()).wrap(from_fn(edge::edge)).configure(|config| router.finish(config))
     })
     .workers(HTTP_WORKERS)

@@ -173,6 +173,8 @@ pub(crate) const HTTP_BODY_BYTES: usize = 16 << 20;
 pub(crate) const STREAM_PING: Duration = Duration::from_secs(15);
 /// Bytes of a model's name that are looked up; none that is there is longer, for it is a file's name.
 pub(crate) const MAX_MODEL_NAME_BYTES: usize = 255;
+/// Models that a message names.
+pub(crate) const TOLD_MODELS: usize = 32;
 
 /// What an idle device settles between two beats: pieces of 2 MiB, some milliseconds each, so that it is idle nine tenths of the
 /// time.

@@ -23,14 +23,16 @@ use crate::stop::StopHandle;
 use actix::Addr;
 use actix::dev::ToEnvelope;
 use kv::kv_status;
+pub(crate) use kv::{Evicted, Saved};
 pub(crate) use owner::Owner;
-pub(crate) use queue::with_texts;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use zllm_wire::limits::MAX_LIST_ROWS;
-use zllm_wire::{Answer, BlockUsage, DeviceInfo, ErrorCode, Fault, ModelInfo, ModelState, Status, Tier};
+use zllm_wire::{
+    BlockUsage, DeviceInfo, ErrorCode, Fault, JobInfo, ModelInfo, ModelState, SessionInfo, Status, Tier,
+};
 
 /// Everything that requests need.
 pub(crate) struct Services {
@@ -114,14 +116,14 @@ impl Services {
         self.ask_scheduler(WantModel { model: name.into(), settings }).await?
     }
 
-    pub(crate) async fn unload(&self, name: &str) -> Result<Answer, Fault> {
+    pub(crate) async fn unload(&self, name: &str) -> Result<(), Fault> {
         if self.catalog.find(name).is_none() {
             return Err(not_found("model", format!("{name:?}")));
         }
         if let Some(gone) = self.ask_scheduler(Unload(name.into())).await?? {
             gone.await.map_err(|_| fault(ErrorCode::Failed, "the unload was given up"))?;
         }
-        Ok(Answer::Done)
+        Ok(())
     }
 
     pub(crate) async fn models(&self) -> Result<Vec<ModelInfo>, Fault> {
@@ -147,10 +149,11 @@ impl Services {
         Ok(catalog.into_iter().map(info).collect())
     }
 
-    pub(crate) async fn list(&self) -> Result<Answer, Fault> {
+    /// Sessions and jobs, latest first.
+    pub(crate) async fn list(&self) -> Result<(Vec<SessionInfo>, Vec<JobInfo>), Fault> {
         let jobs = self.ask_scheduler(JobsOf { session: None, limit: MAX_LIST_ROWS }).await?;
         let sessions = self.session_rows(&jobs).await?;
-        Ok(Answer::Listing { sessions, jobs })
+        Ok((sessions, jobs))
     }
 
     pub(crate) async fn status(&self) -> Result<Status, Fault> {

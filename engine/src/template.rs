@@ -151,6 +151,7 @@ pub enum TemplateError {
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
     environment: Arc<Environment<'static>>,
+    source: Arc<str>,
     context: TemplateContext,
     takes_tools: bool,
     speech: SpeechStyle,
@@ -167,13 +168,19 @@ impl ChatTemplate {
         let stack_bytes = BASE_STACK_BYTES + source.len() * STACK_BYTES_PER_SOURCE_BYTE;
         let (environment, takes_tools) = on_stack(stack_bytes, || compile(source))?;
         let speech = SpeechStyle::of_template(source);
-        Ok(Self { environment: Arc::new(environment), context, takes_tools, speech, builtin: None })
+        let environment = Arc::new(environment);
+        Ok(Self { environment, source: source.into(), context, takes_tools, speech, builtin: None })
     }
 
     /// Compiles one of [`BUILTIN_NAMES`]; `None` if there is none of that name.
     pub fn builtin(name: &str, context: TemplateContext) -> Option<Result<Self, TemplateError>> {
         let (name, source) = builtin::find(name)?;
         Some(Self::new(source, context).map(|template| Self { builtin: Some(name), ..template }))
+    }
+
+    /// Its text.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// Whether the template speaks of `tools` at all. What others are given is left out of their text.

@@ -119,6 +119,14 @@ impl TextModel {
         self.vocab_size
     }
 
+    /// The template of a conversation that names none.
+    ///
+    /// # Errors
+    /// There is none, or it is broken.
+    pub fn default_template(&self, with_tools: bool) -> Result<Cow<'_, ChatTemplate>, RequestError> {
+        self.templates.choose(&self.name, None, with_tools)
+    }
+
     /// Whether there is a template for conversations that name none. One that turns out to be broken counts too.
     pub fn has_template(&self) -> bool {
         self.templates.has_default()
@@ -214,12 +222,20 @@ impl TextModel {
     /// # Errors
     /// There is no template for it, the template refuses it, or its last message cannot be continued.
     pub fn render(&self, chat: &Chat) -> Result<String, RequestError> {
+        self.render_until(chat, true)
+    }
+
+    /// The same; without `add_generation_prompt` it ends behind the last message, as templates can be asked to.
+    ///
+    /// # Errors
+    /// As for [`Self::render`].
+    pub fn render_until(&self, chat: &Chat, add_generation_prompt: bool) -> Result<String, RequestError> {
         let (template, _) = self.template(chat)?;
         let prefill = chat.continue_last.then(|| Prefill::new(&chat.messages)).transpose()?;
         let conversation = Conversation {
             tools: chat.tools.as_ref(),
             now_unix_s: chat.now_unix_s,
-            add_generation_prompt: prefill.is_none(),
+            add_generation_prompt: add_generation_prompt && prefill.is_none(),
             ..Conversation::new(prefill.as_ref().map_or(&chat.messages, |prefill| &prefill.messages))
         };
         let rendered = template.render(&conversation)?;

@@ -268,6 +268,19 @@ impl TextModel for FakeText {
         Ok((tokens?, SpeechStyle::default()))
     }
 
+    fn render(&self, prompt: &Prompt, _: i64, _: bool) -> Result<String, Fault> {
+        let message = format!("the fake does not render {prompt:?}");
+        Err(Fault { code: ErrorCode::Invalid, message })
+    }
+
+    fn pieces(&self, tokens: &[u32]) -> Result<Vec<Vec<u8>>, String> {
+        Ok(tokens.iter().map(|&token| vec![token as u8]).collect())
+    }
+
+    fn customs(&self) -> Customs {
+        Customs::default()
+    }
+
     fn tokenize(&self, text: &str, _: bool, _: bool) -> Result<Vec<u32>, String> {
         Ok(text.bytes().map(u32::from).collect())
     }

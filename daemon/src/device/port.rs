@@ -79,6 +79,22 @@ pub(crate) trait TextModel: Send + Sync {
     /// What is wrong with the prompt.
     fn encode(&self, prompt: &Prompt, now_unix_s: i64) -> Result<(Vec<u32>, SpeechStyle), Fault>;
 
+    /// The text that [`Self::encode`] makes tokens of; of a conversation without `add_generation_prompt` it ends behind the last
+    /// message.
+    ///
+    /// # Errors
+    /// What is wrong with the prompt, or that it is no text.
+    fn render(&self, prompt: &Prompt, now_unix_s: i64, add_generation_prompt: bool) -> Result<String, Fault>;
+
+    /// The bytes of each token; of control tokens their names.
+    ///
+    /// # Errors
+    /// The model has no such token, or no tokenizer.
+    fn pieces(&self, tokens: &[u32]) -> Result<Vec<Vec<u8>>, String>;
+
+    /// What it says of conversations.
+    fn customs(&self) -> Customs;
+
     /// The tokens of a text; `add_bos` as the model wants it.
     ///
     /// # Errors
@@ -168,6 +184,21 @@ pub(crate) struct TextFacts {
     pub(crate) context_tokens: usize,
     pub(crate) has_template: bool,
     pub(crate) fingerprint: [u8; 32],
+}
+
+/// How a model wants a conversation, and what stands round its texts.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Customs {
+    /// The source of its chat template, if it has one that works.
+    pub(crate) template: Option<String>,
+    /// Whether tools can be shown to it.
+    pub(crate) takes_tools: bool,
+    /// Whether it may think before it speaks.
+    pub(crate) thinks: bool,
+    /// The text of the token that begins a text; empty when there is none.
+    pub(crate) bos_token: String,
+    /// The text of the token that ends a text; empty when there is none.
+    pub(crate) eos_token: String,
 }
 
 /// A device in words.

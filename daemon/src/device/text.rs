@@ -1,6 +1,6 @@
 //! The engine's text side behind the daemon's port, and the protocol's parameters in the engine's words.
 
-use super::port::{Generate, Resumed, TextFacts, TextModel, too_long};
+use super::port::{Customs, Generate, Resumed, TextFacts, TextModel, too_long};
 use crate::scheduler::plan::Accepted;
 use std::sync::Arc;
 use zllm_engine::sampling::{SamplerState, SamplingParams};
@@ -32,12 +32,53 @@ impl TextModel for EngineText {
     }
 
     fn encode(&self, prompt: &zllm_wire::Prompt, now_unix_s: i64) -> Result<(Vec<u32>, SpeechStyle), Fault> {
-        let invalid = |message| Fault { code: ErrorCode::Invalid, message };
         let prompt = engine_prompt(prompt, now_unix_s).map_err(invalid)?;
         self.text.encode_for_speech(&prompt).map_err(|error| match error {
             RequestError::ContextExceeded { tokens, context } => too_long(tokens, context),
             error => invalid(error.to_string()),
         })
+    }
+
+    fn render(
+        &self,
+        prompt: &zllm_wire::Prompt,
+        now_unix_s: i64,
+        add_generation_prompt: bool,
+    ) -> Result<String, Fault> {
+        match engine_prompt(prompt, now_unix_s).map_err(invalid)? {
+            zllm_engine::Prompt::Text { text, .. } => Ok(text),
+            zllm_engine::Prompt::Tokens(_) => Err(invalid("the prompt is token ids, not text".into())),
+            zllm_engine::Prompt::Chat(chat) => {
+                let text = self.text.render_until(&chat, add_generation_prompt);
+                text.map_err(|error| invalid(error.to_string()))
+            }
+        }
+    }
+
+    fn pieces(&self, tokens: &[u32]) -> Result<Vec<Vec<u8>>, String> {
+        let tokenizer = self.text.tokenizer().map_err(|error| error.to_string())?;
+        let size = tokenizer.vocab_size();
+        if let Some(place) = tokens.iter().position(|&token| token as usize >= size) {
+            let token = tokens[place];
+            return Err(format!("token {token} at place {place} is none of the {size} of the vocabulary"));
+        }
+        Ok(tokens.iter().map(|&token| tokenizer.token_bytes(token).to_vec()).collect())
+    }
+
+    fn customs(&self) -> Customs {
+        let tokenizer = self.text.tokenizer().ok();
+        let text = |id: Option<u32>| {
+            let text = tokenizer.zip(id).map(|(tokenizer, id)| tokenizer.token_text(id).to_owned());
+            text.unwrap_or_default()
+        };
+        let template = self.text.default_template(false).ok();
+        Customs {
+            takes_tools: self.text.default_template(true).is_ok_and(|template| template.takes_tools()),
+            thinks: template.as_ref().is_some_and(|template| template.speech_style().reasoning),
+            template: template.map(|template| template.source().to_owned()),
+            bos_token: text(tokenizer.and_then(|tokenizer| tokenizer.bos())),
+            eos_token: text(tokenizer.and_then(|tokenizer| tokenizer.eos())),
+        }
     }
 
     fn tokenize(&self, text: &str, parse_special: bool, add_bos: bool) -> Result<Vec<u32>, String> {
@@ -97,6 +138,10 @@ impl Generate for Generation {
         let logprob = report.map(wire_logprob);
         Ok(Accepted { token, text, held, logprob, finish, state: state.mirostat_mu })
     }
+}
+
+fn invalid(message: String) -> Fault {
+    Fault { code: ErrorCode::Invalid, message }
 }
 
 /// An answer's end in the protocol's words; `stops` are its stop strings.

@@ -181,6 +181,9 @@ impl Router {
             "components": { "schemas": self.generator.take_definitions(true) },
         });
         let document = web::Bytes::from(document.to_string());
+        config
+            .app_data(web::QueryConfig::default().error_handler(|error, _| not_understood("query", error)))
+            .app_data(web::PathConfig::default().error_handler(|error, _| not_understood("path", error)));
         config.route(
             "/openapi.json",
             web::get().to(move || {
@@ -193,6 +196,11 @@ impl Router {
         }
         config.default_service(web::to(nothing));
     }
+}
+
+/// A part of the address that is not what was expected there.
+fn not_understood(part: &str, error: impl std::fmt::Display) -> actix_web::Error {
+    Problem::new(Kind::Invalid, format!("the {part} is not as expected: {error}")).into()
 }
 
 async fn refuse_method(methods: Vec<Method>) -> Result<HttpResponse, Problem> {

@@ -3,8 +3,7 @@
 
 use super::caller::Caller;
 use super::problem::{Kind, Problem};
-use super::{Http, conversation};
-use crate::limits::MAX_MODEL_NAME_BYTES;
+use super::{Http, conversation, models};
 use crate::scheduler::Submitted;
 use crate::scheduler::log::{LogReader, is_terminal};
 use crate::services::{Owner, submit};
@@ -86,12 +85,7 @@ impl Turn {
     /// Why it is refused.
     pub(super) async fn begin(http: &Http, caller: &Caller, mut request: Submit) -> Result<Self, Problem> {
         let services = &http.services;
-        let model = &request.model;
-        if model.len() > MAX_MODEL_NAME_BYTES || services.catalog.find(model).is_none() {
-            let shown: String = model.chars().take(MAX_MODEL_NAME_BYTES).collect();
-            let message = format!("there is no model {shown:?}; /v1/models lists those that are there");
-            return Err(Problem { kind: Kind::NoModel, message, param: Some("model".to_owned()) });
-        }
+        models::known(http, &request.model)?;
         caller.own(&mut request);
         let owner = (!request.detached).then(|| Owner::new(services.clone()));
         let connection = owner.as_ref().map_or_else(|| services.connection_id(), Owner::id);

@@ -4,8 +4,8 @@ use super::connection::{Gone, Replies};
 use crate::scheduler::core::ConnectionId;
 use crate::scheduler::log::LogReader;
 use crate::scheduler::models::LoadState;
-use crate::scheduler::{CancelJobs, DetailOf, HoldJob, ReadLog, SetClass, Submitted};
-use crate::services::{Services, fault, not_found, submit};
+use crate::scheduler::{CancelJobs, HoldJob, ReadLog, SetClass, Submitted};
+use crate::services::{Evicted, Saved, Services, fault, not_found, submit};
 use crate::stop::StopReason;
 use zllm_wire::{Answer, ErrorCode, Fault, Op, ShowTarget, Submit, TokenIds};
 
@@ -72,7 +72,7 @@ pub(super) async fn answer(
     match op {
         Op::Models => Ok(Answer::Models(services.models().await?)),
         Op::Load { model } => load(&model, replies, services).await,
-        Op::Unload { model } => Ok(services.unload(&model).await?),
+        Op::Unload { model } => done(services.unload(&model).await),
         Op::Submit(request) => submit(*request, replies, connection, services).await,
         Op::Attach { job, from } => {
             let log = services.ask_scheduler(ReadLog(job)).await??;
@@ -82,39 +82,56 @@ pub(super) async fn answer(
             let jobs = services.ask_scheduler(CancelJobs(target)).await??;
             Ok(Answer::Cancelled { jobs })
         }
-        Op::List => Ok(services.list().await?),
-        Op::Show(ShowTarget::Job(job)) => {
-            let (detail, log) = services.ask_scheduler(DetailOf(job)).await??;
-            Ok(Answer::Job(Box::new(crate::services::with_texts(detail, &log).await?)))
+        Op::List => {
+            let (sessions, jobs) = services.list().await?;
+            Ok(Answer::Listing { sessions, jobs })
         }
-        Op::Show(ShowTarget::Session(session)) => Ok(services.show_session(session).await?),
-        Op::Evict { target, tier } => Ok(services.evict(target, tier).await?),
-        Op::Residency => Ok(services.residency().await?),
-        Op::Fork { from, to, tokens } => Ok(services.fork(from, to, tokens).await?),
-        Op::Pin { session } => Ok(services.pin(&session, true).await?),
-        Op::Unpin { session } => Ok(services.pin(&session, false).await?),
-        Op::Ttl { session, ttl_ms } => Ok(services.set_ttl(&session, ttl_ms).await?),
-        Op::Save { session } => Ok(services.save(session.as_ref()).await?),
-        Op::Check => Ok(services.check_disk().await?),
-        Op::Why { job } => Ok(services.why(job).await?),
+        Op::Show(ShowTarget::Job(job)) => Ok(Answer::Job(Box::new(services.show_job(job).await?))),
+        Op::Show(ShowTarget::Session(session)) => {
+            Ok(Answer::Session(Box::new(services.show_session(session).await?)))
+        }
+        Op::Evict { target, tier } => {
+            let Evicted { sessions, blocks, bytes } = services.evict(target, tier).await?;
+            Ok(Answer::Evicted { sessions, blocks, bytes })
+        }
+        Op::Residency => Ok(Answer::Residency(Box::new(services.residency().await?))),
+        Op::Fork { from, to, tokens } => {
+            Ok(Answer::Session(Box::new(services.fork(from, to, tokens).await?)))
+        }
+        Op::Pin { session } => done(services.pin(&session, true).await),
+        Op::Unpin { session } => done(services.pin(&session, false).await),
+        Op::Ttl { session, ttl_ms } => done(services.set_ttl(&session, ttl_ms).await),
+        Op::Save { session } => {
+            let Saved { sessions, blocks, bytes } = services.save(session.as_ref()).await?;
+            Ok(Answer::Saved { sessions, blocks, bytes })
+        }
+        Op::Check => Ok(Answer::Checked(Box::new(services.check_disk().await?))),
+        Op::Why { job } => Ok(Answer::Why(Box::new(services.why(job).await?))),
         Op::Status => Ok(Answer::Status(Box::new(services.status().await?))),
         Op::Tokenize { model, text, parse_special, add_bos } => {
-            let tokens = submit::tokenize(&model, text, parse_special, add_bos, services).await?;
+            let tokens = services.tokenize(&model, text, parse_special, add_bos).await?;
             Ok(Answer::Tokens(TokenIds(tokens)))
         }
         Op::Inspect(target) => Ok(Answer::Inspection { json: submit::inspect(target, services).await? }),
-        Op::Queue => Ok(services.queue().await?),
-        Op::Hold { job } => Ok(services.change_job(HoldJob { job, held: true }).await?),
-        Op::Release { job } => Ok(services.change_job(HoldJob { job, held: false }).await?),
-        Op::SetClass { job, class } => Ok(services.change_job(SetClass { job, class }).await?),
-        Op::Drain => Ok(services.pause(true).await?),
-        Op::Resume => Ok(services.pause(false).await?),
-        Op::BatchJobs { tenant, batch, after } => Ok(services.batch_jobs(tenant, batch, after).await?),
+        Op::Queue => Ok(Answer::Queue(Box::new(services.queue().await?))),
+        Op::Hold { job } => done(services.change_job(HoldJob { job, held: true }).await),
+        Op::Release { job } => done(services.change_job(HoldJob { job, held: false }).await),
+        Op::SetClass { job, class } => done(services.change_job(SetClass { job, class }).await),
+        Op::Drain => done(services.pause(true).await),
+        Op::Resume => done(services.pause(false).await),
+        Op::BatchJobs { tenant, batch, after } => {
+            Ok(Answer::BatchJobs(services.batch_jobs(tenant, batch, after).await?))
+        }
         Op::Stop { drain } => {
             services.stop.stop(if drain { StopReason::Drain } else { StopReason::Now });
             Ok(Answer::Done)
         }
     }
+}
+
+/// The answer to what has no other.
+fn done(outcome: Result<(), Fault>) -> Result<Answer, Unanswered> {
+    outcome.map(|()| Answer::Done).map_err(Unanswered::Fault)
 }
 
 /// Makes a job and, when asked, streams its events.

@@ -7,14 +7,38 @@ use crate::kv_store::{self, KvSnapshot, TierFigures};
 use crate::limits::CHECK_LINES;
 use crate::scheduler::core::{CacheReport, token_tiers};
 use crate::scheduler::{JobsOf, StoryOf};
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use zllm_state::{BLOCK_TOKENS, ByTier, RunState, SaveOutcome, SessionError, SessionName, SessionView};
 use zllm_wire::limits::{MAX_LIST_ROWS, MAX_TIER_RUNS};
 use zllm_wire::{
-    Answer, BlockRun, BlockState, CacheOutcome, CacheStory, CheckReport, ErrorCode, EvictTarget, Fault,
-    JobId, JobInfo, JobState, KvStatus, ModelRate, Residency, SessionDetail, SessionId, SessionInfo,
-    SessionRef, SessionState, SsdState, Tenant, Tier, TierBlocks, TierBytes, TierMap, TokenTiers,
+    BlockRun, BlockState, CacheOutcome, CacheStory, CheckReport, ErrorCode, EvictTarget, Fault, JobId,
+    JobInfo, JobState, KvStatus, ModelRate, Residency, SessionDetail, SessionId, SessionInfo, SessionRef,
+    SessionState, SsdState, Tenant, Tier, TierBlocks, TierBytes, TierMap, TokenTiers,
 };
+
+/// What was evicted.
+#[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
+pub(crate) struct Evicted {
+    /// Sessions that lost KV.
+    pub(crate) sessions: u32,
+    /// Blocks freed.
+    pub(crate) blocks: u64,
+    /// Bytes freed.
+    pub(crate) bytes: u64,
+}
+
+/// What is on the SSD now and was not before, synced.
+#[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
+pub(crate) struct Saved {
+    /// Sessions whose latest state is there now; those included that were.
+    pub(crate) sessions: u32,
+    /// Blocks written.
+    pub(crate) blocks: u64,
+    /// Bytes written.
+    pub(crate) bytes: u64,
+}
 
 /// The store's name for a session.
 pub(crate) fn name_of(session: &SessionRef) -> SessionName {
@@ -91,14 +115,14 @@ impl Services {
         Ok(first_turns.into_iter().chain(rows).take(MAX_LIST_ROWS).collect())
     }
 
-    pub(crate) async fn show_session(&self, session: SessionRef) -> Result<Answer, Fault> {
+    pub(crate) async fn show_session(&self, session: SessionRef) -> Result<SessionDetail, Fault> {
         let jobs = JobsOf { session: Some(session.clone()), limit: MAX_LIST_ROWS };
         let jobs = self.ask_scheduler(jobs).await?;
         let view = self.kv.send(kv_store::SessionDetails(name_of(&session))).await.map_err(gone)?;
         // Before its first job has ended there is a session, and no KV of it.
         match (view, first_turn(&session, &jobs)) {
-            (Some(view), _) => Ok(self.session_answer(session, &view, jobs)),
-            (None, Some(detail)) => Ok(Answer::Session(Box::new(detail))),
+            (Some(view), _) => Ok(self.session_detail(session, &view, jobs)),
+            (None, Some(detail)) => Ok(detail),
             (None, None) => Err(not_found("session", &session)),
         }
     }
@@ -108,36 +132,34 @@ impl Services {
         from: SessionRef,
         to: SessionId,
         tokens: Option<u64>,
-    ) -> Result<Answer, Fault> {
+    ) -> Result<SessionDetail, Fault> {
         let to = SessionRef { tenant: from.tenant.clone(), id: to };
         let fork = kv_store::Fork { from: name_of(&from), to: name_of(&to), tokens };
         let view = self.kv.send(fork).await.map_err(gone)?.map_err(session_fault)?;
-        Ok(self.session_answer(to, &view, Vec::new()))
+        Ok(self.session_detail(to, &view, Vec::new()))
     }
 
-    pub(crate) async fn pin(&self, session: &SessionRef, pinned: bool) -> Result<Answer, Fault> {
+    pub(crate) async fn pin(&self, session: &SessionRef, pinned: bool) -> Result<(), Fault> {
         let pin = kv_store::Pin { session: name_of(session), pinned };
-        self.kv.send(pin).await.map_err(gone)?.map_err(session_fault)?;
-        Ok(Answer::Done)
+        self.kv.send(pin).await.map_err(gone)?.map_err(session_fault)
     }
 
-    pub(crate) async fn set_ttl(&self, session: &SessionRef, ttl_ms: Option<u64>) -> Result<Answer, Fault> {
+    pub(crate) async fn set_ttl(&self, session: &SessionRef, ttl_ms: Option<u64>) -> Result<(), Fault> {
         let ttl = kv_store::SetTtl { session: name_of(session), ttl_ms };
-        self.kv.send(ttl).await.map_err(gone)?.map_err(session_fault)?;
-        Ok(Answer::Done)
+        self.kv.send(ttl).await.map_err(gone)?.map_err(session_fault)
     }
 
-    pub(crate) async fn save(&self, session: Option<&SessionRef>) -> Result<Answer, Fault> {
+    pub(crate) async fn save(&self, session: Option<&SessionRef>) -> Result<Saved, Fault> {
         let save = kv_store::Save(session.map(name_of));
         match self.kv.send(save).await.map_err(gone)?.map_err(session_fault)? {
             SaveOutcome::Done { sessions, blocks, bytes } => {
-                Ok(Answer::Saved { sessions: sessions as u32, blocks, bytes })
+                Ok(Saved { sessions: sessions as u32, blocks, bytes })
             }
             SaveOutcome::Failed { reason } => Err(fault(ErrorCode::Failed, format!("not saved: {reason}"))),
         }
     }
 
-    pub(crate) async fn check_disk(&self) -> Result<Answer, Fault> {
+    pub(crate) async fn check_disk(&self) -> Result<CheckReport, Fault> {
         let checked = self.kv.send(kv_store::CheckDisk).await.map_err(gone)?;
         let (report, took) = checked.map_err(|message| fault(ErrorCode::Failed, message))?;
         let mut dangling = report.dangling;
@@ -148,7 +170,7 @@ impl Services {
             lines.truncate(CHECK_LINES);
             lines
         };
-        Ok(Answer::Checked(Box::new(CheckReport {
+        Ok(CheckReport {
             blocks: report.blocks,
             bytes: report.block_bytes,
             sessions: report.sessions,
@@ -156,10 +178,10 @@ impl Services {
             damaged: lines(report.damaged),
             dangling: lines(dangling),
             took_ms: took.as_millis() as u64,
-        })))
+        })
     }
 
-    pub(crate) async fn evict(&self, target: EvictTarget, tier: Option<Tier>) -> Result<Answer, Fault> {
+    pub(crate) async fn evict(&self, target: EvictTarget, tier: Option<Tier>) -> Result<Evicted, Fault> {
         let target = match target {
             EvictTarget::All => zllm_state::EvictTarget::All,
             EvictTarget::Session(session) => zllm_state::EvictTarget::Session(name_of(&session)),
@@ -167,14 +189,14 @@ impl Services {
         };
         let evict = kv_store::Evict { target, tier: tier.map(store_tier) };
         let evicted = self.kv.send(evict).await.map_err(gone)?.map_err(session_fault)?;
-        Ok(Answer::Evicted {
+        Ok(Evicted {
             sessions: evicted.sessions as u32,
             blocks: evicted.blocks.total(),
             bytes: evicted.bytes,
         })
     }
 
-    pub(crate) async fn why(&self, job: JobId) -> Result<Answer, Fault> {
+    pub(crate) async fn why(&self, job: JobId) -> Result<CacheStory, Fault> {
         let story = self.ask_scheduler(StoryOf(job.clone())).await??;
         let (cached, outcome) = match story.cache {
             None => (TokenTiers::default(), CacheOutcome::Waiting),
@@ -182,10 +204,10 @@ impl Services {
                 (token_tiers(cached), outcome_in_words(story.text.as_deref(), outcome))
             }
         };
-        Ok(Answer::Why(Box::new(CacheStory { job, prompt_tokens: story.prompt_tokens, cached, outcome })))
+        Ok(CacheStory { job, prompt_tokens: story.prompt_tokens, cached, outcome })
     }
 
-    pub(crate) async fn residency(&self) -> Result<Answer, Fault> {
+    pub(crate) async fn residency(&self) -> Result<Residency, Fault> {
         let (maps, names) = self.kv.send(kv_store::Residency).await.map_err(gone)?;
         let snapshot = self.kv.send(kv_store::Snapshot).await.map_err(gone)?;
         let (sessions, numbers) = listed_sessions(&names);
@@ -194,21 +216,26 @@ impl Services {
             let tokens_per_s = figures.compute_tokens_per_s?;
             Some(ModelRate { model: model.to_string(), tokens_per_s })
         });
-        Ok(Answer::Residency(Box::new(Residency {
+        Ok(Residency {
             tiers,
             sessions,
             read_bytes_per_s: snapshot.ssd.read_bytes_per_s,
             compute_tokens_per_s: rates.collect(),
             unsaved_bytes: snapshot.ssd.unsaved_bytes,
-        })))
+        })
     }
 
-    fn session_answer(&self, session: SessionRef, view: &SessionView, mut jobs: Vec<JobInfo>) -> Answer {
+    fn session_detail(
+        &self,
+        session: SessionRef,
+        view: &SessionView,
+        mut jobs: Vec<JobInfo>,
+    ) -> SessionDetail {
         let is_active = jobs.iter().any(is_live);
         let state = if is_active { SessionState::Active } else { SessionState::Idle };
         jobs.reverse();
         let now_ms = self.clock.unix_ms();
-        Answer::Session(Box::new(SessionDetail {
+        SessionDetail {
             info: self.session_info(session, view, state),
             blocks: tier_blocks(view.blocks),
             shared_blocks: view.shared_blocks,
@@ -219,7 +246,7 @@ impl Services {
             created_ms_ago: now_ms.saturating_sub(view.session.created_ms),
             hits: view.session.hits,
             jobs,
-        }))
+        }
     }
 
     fn session_info(&self, name: SessionRef, view: &SessionView, state: SessionState) -> SessionInfo {

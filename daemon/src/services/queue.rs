@@ -4,20 +4,20 @@ use super::Services;
 use crate::scheduler::core::{Amount, QueueView, RunningView, WaitingView, Why};
 use crate::scheduler::jobs::JobFacts;
 use crate::scheduler::log::JobLog;
-use crate::scheduler::{BatchJobsOf, Pause, QueueAnswer, QueueOf, SchedulerActor};
+use crate::scheduler::{BatchJobsOf, DetailOf, Pause, QueueAnswer, QueueOf, SchedulerActor};
 use actix::dev::ToEnvelope;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use zllm_wire::limits::MAX_LIST_ROWS;
 use zllm_wire::{
-    Answer, BatchId, Class, ClassLoad, ErrorCode, Fault, JobDetail, JobId, Phase, QueueLoad, QueueReport,
+    BatchId, BatchPage, Class, ClassLoad, ErrorCode, Fault, JobDetail, JobId, Phase, QueueLoad, QueueReport,
     RunningJob, Tenant, TenantLoad, WaitReason, WaitingJob,
 };
 
 impl Services {
-    pub(crate) async fn queue(&self) -> Result<Answer, Fault> {
+    pub(crate) async fn queue(&self) -> Result<QueueReport, Fault> {
         let answer = self.ask_scheduler(QueueOf).await?;
-        Ok(Answer::Queue(Box::new(report(answer, self.tenant_limit))))
+        Ok(report(answer, self.tenant_limit))
     }
 
     pub(crate) async fn batch_jobs(
@@ -25,25 +25,29 @@ impl Services {
         tenant: Option<Tenant>,
         batch: BatchId,
         after: Option<JobId>,
-    ) -> Result<Answer, Fault> {
-        Ok(Answer::BatchJobs(self.ask_scheduler(BatchJobsOf { tenant, batch, after }).await??))
+    ) -> Result<BatchPage, Fault> {
+        self.ask_scheduler(BatchJobsOf { tenant, batch, after }).await?
     }
 
     /// Has something about one job changed.
-    pub(crate) async fn change_job<M>(&self, change: M) -> Result<Answer, Fault>
+    pub(crate) async fn change_job<M>(&self, change: M) -> Result<(), Fault>
     where
         M: actix::Message<Result = Result<(), Fault>> + Send + 'static,
         SchedulerActor: actix::Handler<M>,
         actix::Context<SchedulerActor>: ToEnvelope<SchedulerActor, M>,
     {
-        self.ask_scheduler(change).await??;
-        Ok(Answer::Done)
+        self.ask_scheduler(change).await?
     }
 
     /// Whether nothing that waits starts.
-    pub(crate) async fn pause(&self, paused: bool) -> Result<Answer, Fault> {
-        self.ask_scheduler(Pause(paused)).await?;
-        Ok(Answer::Done)
+    pub(crate) async fn pause(&self, paused: bool) -> Result<(), Fault> {
+        self.ask_scheduler(Pause(paused)).await
+    }
+
+    /// A job in full.
+    pub(crate) async fn show_job(&self, job: JobId) -> Result<JobDetail, Fault> {
+        let (detail, log) = self.ask_scheduler(DetailOf(job)).await??;
+        with_texts(detail, &log).await
     }
 }
 
@@ -51,7 +55,7 @@ impl Services {
 ///
 /// # Errors
 /// Why the log cannot be read.
-pub(crate) async fn with_texts(mut detail: JobDetail, log: &Arc<JobLog>) -> Result<JobDetail, Fault> {
+async fn with_texts(mut detail: JobDetail, log: &Arc<JobLog>) -> Result<JobDetail, Fault> {
     let texts = log.texts(detail.choices.len() as u32).await.map_err(|message| {
         let message = format!("the job's log cannot be read: {message}");
         Fault { code: ErrorCode::Failed, message }

@@ -2,7 +2,7 @@
 
 use super::kv::session_fault;
 use super::{Services, fault, gone};
-use crate::device::port::{Generate, Loaded, too_long};
+use crate::device::port::{Generate, Loaded, TextModel, too_long};
 use crate::inspect::{self, InspectError};
 use crate::kv_store::ContinueSession;
 use crate::limits::{MAX_ARRIVING, MAX_LABEL_BYTES, MAX_LOGPROBS_PER_JOB, RETRY_AFTER};
@@ -72,29 +72,56 @@ pub(crate) async fn submit(
     Ok((submitted, speech))
 }
 
-/// The tokens of a text.
-pub(crate) async fn tokenize(
-    model: &str,
-    text: String,
-    parse_special: bool,
-    add_bos: bool,
-    services: &Services,
-) -> Result<Vec<u32>, Fault> {
-    let _arriving = arrive(services)?;
-    let loaded = load(model, services).await?;
-    let tokens = off_the_loop(services, move || loaded.text.tokenize(&text, parse_special, add_bos)).await?;
-    tokens.map_err(|message| fault(ErrorCode::Invalid, message))
-}
-
 impl Services {
-    /// The text of tokens, for people: control tokens by name, broken characters replaced.
+    /// What `work` makes of a model's text side, off the event loop. The model is loaded if it is not.
     ///
     /// # Errors
     /// The model cannot be loaded, or too many are at it.
-    pub(crate) async fn text_of(&self, model: &str, tokens: Vec<u32>) -> Result<String, Fault> {
+    pub(crate) async fn with_text<T: Send + 'static>(
+        &self,
+        model: &str,
+        work: impl FnOnce(&dyn TextModel) -> T + Send + 'static,
+    ) -> Result<T, Fault> {
         let _arriving = arrive(self)?;
         let loaded = load(model, self).await?;
-        off_the_loop(self, move || loaded.text.text_of(&tokens)).await
+        off_the_loop(self, move || work(&*loaded.text)).await
+    }
+
+    /// The tokens of a text.
+    ///
+    /// # Errors
+    /// As for [`Self::with_text`], and when the model has no tokenizer.
+    pub(crate) async fn tokenize(
+        &self,
+        model: &str,
+        text: String,
+        parse_special: bool,
+        add_bos: bool,
+    ) -> Result<Vec<u32>, Fault> {
+        let tokens =
+            self.with_text(model, move |model| model.tokenize(&text, parse_special, add_bos)).await?;
+        tokens.map_err(|message| fault(ErrorCode::Invalid, message))
+    }
+
+    /// Tokens with the bytes of each.
+    ///
+    /// # Errors
+    /// As for [`Self::with_text`], and a token that the model does not have.
+    pub(crate) async fn pieces(
+        &self,
+        model: &str,
+        tokens: Vec<u32>,
+    ) -> Result<(Vec<u32>, Vec<Vec<u8>>), Fault> {
+        let pieces = move |model: &dyn TextModel| model.pieces(&tokens).map(|pieces| (tokens, pieces));
+        self.with_text(model, pieces).await?.map_err(|message| fault(ErrorCode::Invalid, message))
+    }
+
+    /// The text of tokens, for people: control tokens by name, broken characters replaced.
+    ///
+    /// # Errors
+    /// As for [`Self::with_text`].
+    pub(crate) async fn text_of(&self, model: &str, tokens: Vec<u32>) -> Result<String, Fault> {
+        self.with_text(model, move |model| model.text_of(&tokens)).await
     }
 
     /// Tokens of a prompt as a job would have them, also where they are more than the context takes. One that continues a

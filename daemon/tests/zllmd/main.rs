@@ -11,6 +11,7 @@ mod kv_crash;
 mod kv_faults;
 mod kv_tiers;
 mod leaks;
+mod local;
 mod openai;
 mod operate;
 mod requests;

@@ -12,6 +12,7 @@ use crate::http::problem::Problem;
 use crate::http::turn::Turn;
 use crate::http::{Http, body};
 use actix_web::{HttpResponse, web};
+pub(in crate::http) use messages::Message as ChatMessage;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -25,7 +26,7 @@ use zllm_wire::limits::MAX_LOGPROBS;
 #[schemars(rename = "ChatRequest")]
 pub(super) struct Request {
     model: String,
-    messages: Vec<messages::Message>,
+    messages: Vec<ChatMessage>,
     /// The newer name of `max_tokens`.
     max_completion_tokens: Option<u32>,
     logprobs: Option<bool>,
@@ -95,7 +96,7 @@ fn submit(request: Request, params: Params) -> Result<Submit, Problem> {
         return Err(Problem::of("top_logprobs", message));
     }
     let conversation = Conversation {
-        messages: messages::neutral(request.messages)?,
+        messages: ChatMessage::neutral(request.messages)?,
         tools: tools::shown(request.tools, request.tool_choice)?,
     };
     Ok(Submit::new(request.model, conversation.into_prompt()?, generation))

@@ -7,7 +7,10 @@ use serde_json::Value;
 ///
 /// # Errors
 /// What cannot be honoured, by its name.
-pub(super) fn shown(tools: Option<Vec<Value>>, choice: Option<Value>) -> Result<Vec<Value>, Problem> {
+pub(in crate::http) fn shown(
+    tools: Option<Vec<Value>>,
+    choice: Option<Value>,
+) -> Result<Vec<Value>, Problem> {
     let tools = tools.unwrap_or_default();
     let tools = match choice {
         None | Some(Value::Null) => tools,

@@ -9,7 +9,7 @@ use serde_json::Value;
 /// A message.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "ChatMessage")]
-pub(super) struct Message {
+pub(in crate::http) struct Message {
     /// `system`, `developer`, `user`, `assistant` or `tool`.
     role: String,
     /// A text, or a list of parts with texts. An assistant's that calls tools may have none.
@@ -37,14 +37,16 @@ struct Function {
     arguments: String,
 }
 
-/// # Errors
-/// What is wrong, and where.
-pub(super) fn neutral(messages: Vec<Message>) -> Result<Vec<conversation::Message>, Problem> {
-    messages.into_iter().enumerate().map(|(place, message)| message.neutral(place)).collect()
-}
-
 impl Message {
-    fn neutral(self, place: usize) -> Result<conversation::Message, Problem> {
+    /// As every API has them.
+    ///
+    /// # Errors
+    /// What is wrong, and where.
+    pub(in crate::http) fn neutral(messages: Vec<Self>) -> Result<Vec<conversation::Message>, Problem> {
+        messages.into_iter().enumerate().map(|(place, message)| message.into_neutral(place)).collect()
+    }
+
+    fn into_neutral(self, place: usize) -> Result<conversation::Message, Problem> {
         let problem = |field: &str, what: &str| {
             let param = format!("messages[{place}].{field}");
             Problem::of(&param, format!("{param} {what}"))
