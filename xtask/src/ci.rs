@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use crate::{batch_check, canaries, clock, inlining, process, quickstart, test, tidy};
+use crate::{batch_check, canaries, clients, clock, inlining, process, quickstart, test, tidy};
 
 /// Runs every step; the first that fails ends it.
 pub(crate) fn run() -> Result<()> {
@@ -28,6 +28,7 @@ pub(crate) fn run() -> Result<()> {
     step("systemd units", systemd_units)?;
     step("smoke run and metrics", smoke)?;
     step("a batch over crashes", batch_check::run)?;
+    step("the vendors' clients", clients::run)?;
     step("tests", || test::run(&[]))?;
     println!("ci: all green in {:.0} s", (clock::now() - started).as_secs_f64());
     Ok(())

@@ -8,6 +8,7 @@ mod batch_check;
 mod bench;
 mod canaries;
 mod ci;
+mod clients;
 mod clock;
 mod figures;
 mod http_bench;
@@ -34,6 +35,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   test [ARGS]        fetch the test models, then run every test (ARGS go to `cargo test`)
   ci                 what must pass before a change lands: fmt, clippy, tidy, canaries, inlining, units, a smoke run, tests
   batch-check        a batch whose command and daemon are killed gives the answers of one that is left alone
+  clients            the vendors' own clients, unmodified, against a real daemon: `clients/`
   tidy               arrows between crates, file headers, line budgets, `unsafe` only in kernels, no leaks
   canaries           prove that every ban of clippy.toml and every denied lint is caught
   inlining           prove that no release kernel calls an intrinsic that should have been inlined
@@ -64,6 +66,7 @@ fn run() -> Result<()> {
         ("test", _) => test::run(&rest),
         ("ci", []) => ci::run(),
         ("batch-check", []) => batch_check::run(),
+        ("clients", []) => clients::run(),
         ("tidy", []) => tidy::run(),
         ("canaries", []) => canaries::run(),
         ("inlining", []) => inlining::run(),
@@ -77,7 +80,10 @@ fn run() -> Result<()> {
             print!("{USAGE}");
             Ok(())
         }
-        ("quickstart" | "ci" | "batch-check" | "tidy" | "canaries" | "inlining" | "perplexity", extra) => {
+        (
+            "quickstart" | "ci" | "batch-check" | "clients" | "tidy" | "canaries" | "inlining" | "perplexity",
+            extra,
+        ) => {
             bail!("`cargo xtask {command}` takes no arguments, got {extra:?}")
         }
         _ => {

@@ -72,13 +72,7 @@ pub(crate) fn find(name: &str) -> Result<&'static Model> {
 
 /// `$ZLLM_MODELS_DIR`, else `$XDG_CACHE_HOME/zllm/models`, else `~/.cache/zllm/models`; the tests look in the same order.
 pub(crate) fn cache_dir() -> Result<PathBuf> {
-    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    if let Some(folder) = variable("ZLLM_MODELS_DIR") {
-        return std::path::absolute(folder).context("ZLLM_MODELS_DIR");
-    }
-    let cache = variable("XDG_CACHE_HOME").or_else(|| variable("HOME").map(|home| home.join(".cache")));
-    let cache = cache.context("none of ZLLM_MODELS_DIR, XDG_CACHE_HOME and HOME is set")?;
-    Ok(cache.join("zllm").join("models"))
+    process::cache("ZLLM_MODELS_DIR", "models")
 }
 
 /// The model's file in the cache.

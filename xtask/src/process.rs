@@ -36,6 +36,17 @@ pub(crate) fn target_dir() -> Result<PathBuf> {
     Ok(PathBuf::from(folder))
 }
 
+/// A folder that outlives checkouts: the one that `variable` names, else `zllm/NAME` in the user's cache.
+pub(crate) fn cache(variable: &str, name: &str) -> Result<PathBuf> {
+    let given = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if let Some(folder) = given(variable) {
+        return std::path::absolute(folder).context(variable.to_owned());
+    }
+    let cache = given("XDG_CACHE_HOME").or_else(|| given("HOME").map(|home| home.join(".cache")));
+    let cache = cache.with_context(|| format!("none of {variable}, XDG_CACHE_HOME and HOME is set"))?;
+    Ok(cache.join("zllm").join(name))
+}
+
 /// Is there a program of this name on PATH?
 pub(crate) fn installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();

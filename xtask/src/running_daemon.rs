@@ -74,17 +74,17 @@ impl RunningDaemon {
         Self::start_configured(programs, model, model_path, flags, "")
     }
 
-    /// The same with more tables in its configuration.
+    /// The same with more of its configuration: keys of the model, then tables.
     pub(crate) fn start_configured(
         programs: &Programs,
         model: &str,
         model_path: &Path,
         flags: &[&str],
-        tables: &str,
+        more: &str,
     ) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("zllm-").tempdir().context("no scratch folder")?;
         let config = folder.path().join("zllmd.toml");
-        fs::write(&config, config_text(folder.path(), model, model_path) + tables)?;
+        fs::write(&config, config_text(folder.path(), model, model_path) + more)?;
         let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
         let (child, notify) = spawn(programs, folder.path(), &flags)?;
         let mut daemon = Self { child, programs: programs.clone(), folder, flags };

@@ -3,7 +3,7 @@
 use super::{TextFile, Violation};
 
 /// Texts that belong to one machine. Cut in two, or this file would find itself.
-const FORBIDDEN: [(&str, &str); 9] = [
+const FORBIDDEN: [(&str, &str); 10] = [
     (concat!("/wo", "rk/"), "a path of one machine"),
     (concat!("/ro", "ot/"), "a path of one machine"),
     (concat!("/ho", "me/"), "a path of one machine: say `~` or `$HOME`"),
@@ -12,6 +12,7 @@ const FORBIDDEN: [(&str, &str); 9] = [
     (concat!("static.cra", "tes.io"), "a registry's host: that is the user's setting"),
     (concat!("pypi", ".org"), "a registry's host: that is the user's pip's setting"),
     (concat!("python", "hosted.org"), "a registry's host: that is the user's pip's setting"),
+    (concat!("registry.npm", "js"), "a registry's host: that is the user's npm's setting"),
     (concat!("index-", "url"), "a registry's host: that is the user's pip's setting"),
 ];
 
