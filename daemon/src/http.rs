@@ -14,12 +14,14 @@ mod dialect;
 mod edge;
 mod local;
 mod models;
+mod ollama;
 mod openai;
 mod pages;
 mod problem;
 #[allow(dead_code, reason = "the other APIs, which are being written, use it")]
 mod router;
 mod sse;
+mod time;
 #[allow(dead_code, reason = "the other APIs, which are being written, use it")]
 mod turn;
 
@@ -88,6 +90,7 @@ pub(crate) fn server(
         pages::routes(&mut router);
         openai::routes(&mut router);
         local::routes(&mut router);
+        ollama::routes(&mut router);
         App::new().app_data(http.clone()).wrap(from_fn(edge::edge)).configure(|config| router.finish(config))
     })
     .workers(HTTP_WORKERS)

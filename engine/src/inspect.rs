@@ -124,6 +124,10 @@ pub struct TemplateFacts {
     pub bytes: u64,
     /// The beginning of its first line.
     pub first_line: Option<String>,
+    /// Whether it shows tools to the model.
+    pub takes_tools: bool,
+    /// Whether its model may think before it speaks, as far as the template says.
+    pub thinks: bool,
     /// Why it cannot be used.
     pub problem: Option<String>,
 }
@@ -311,10 +315,13 @@ fn template_facts(metadata: &Metadata<'_>) -> TemplateFacts {
         }
     };
     let line = source.lines().map(str::trim).find(|line| !line.is_empty());
+    let template = ChatTemplate::new(source, TemplateContext::default());
     TemplateFacts {
+        takes_tools: template.as_ref().is_ok_and(ChatTemplate::takes_tools),
+        thinks: template.as_ref().is_ok_and(|template| template.speech_style().reasoning),
         present: true,
         bytes: source.len() as u64,
         first_line: line.map(|line| line.chars().take(MAX_LINE_CHARS).collect()),
-        problem: ChatTemplate::new(source, TemplateContext::default()).err().map(|error| error.to_string()),
+        problem: template.err().map(|error| error.to_string()),
     }
 }

@@ -19,8 +19,6 @@ pub(super) fn response(events: impl Stream<Item = Bytes> + 'static) -> HttpRespo
 }
 
 /// Appends an event with the JSON of `data`.
-///
-/// Line separators of Unicode are escaped: some clients split lines at them, and JSON allows them raw.
 pub(super) fn write(out: &mut Vec<u8>, name: Option<&str>, data: &impl Serialize) {
     if let Some(name) = name {
         out.extend_from_slice(b"event: ");
@@ -28,6 +26,14 @@ pub(super) fn write(out: &mut Vec<u8>, name: Option<&str>, data: &impl Serialize
         out.push(b'\n');
     }
     out.extend_from_slice(b"data: ");
+    write_json(out, data);
+    out.extend_from_slice(b"\n\n");
+}
+
+/// Appends JSON without line ends.
+///
+/// Line separators of Unicode are escaped: some clients split lines at them, and JSON allows them raw.
+pub(super) fn write_json(out: &mut Vec<u8>, data: &impl Serialize) {
     let json = serde_json::to_string(data).expect("our own types become JSON");
     for piece in json.split_inclusive(['\u{85}', '\u{2028}', '\u{2029}']) {
         let separator =
@@ -40,7 +46,6 @@ pub(super) fn write(out: &mut Vec<u8>, name: Option<&str>, data: &impl Serialize
             None => out.extend_from_slice(piece.as_bytes()),
         }
     }
-    out.extend_from_slice(b"\n\n");
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ mod kv_faults;
 mod kv_tiers;
 mod leaks;
 mod local;
+mod ollama;
 mod openai;
 mod operate;
 mod requests;
