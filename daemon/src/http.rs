@@ -6,6 +6,7 @@
 //! Invariants: a client that goes away cancels its request; one that does not read is waited for, and nobody else waits. What
 //! comes from the network is bounded in bytes, depth and time ([`body`], `limits.rs`) before it is looked at.
 
+mod admin;
 mod body;
 mod caller;
 #[allow(dead_code, reason = "the other APIs, which are being written, use it")]
@@ -91,6 +92,7 @@ pub(crate) fn server(
         openai::routes(&mut router);
         local::routes(&mut router);
         ollama::routes(&mut router);
+        admin::routes(&mut router);
         App::new().app_data(http.clone()).wrap(from_fn(edge::edge)).configure(|config| router.finish(config))
     })
     .workers(HTTP_WORKERS)

@@ -5,6 +5,7 @@
 //! in a terminal, a URL and a file name. Ids that the daemon makes sort by the time they were made.
 
 use crate::limits::{MAX_ID_BYTES, MAX_KEY_BYTES};
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::fmt;
 
@@ -54,13 +55,15 @@ pub enum IdError {
 const JOB_PREFIX: &str = "j-";
 
 /// The id of a job; see the invariants of this file.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
+#[schemars(extend("pattern" = r"^j-[A-Za-z0-9._-]{0,62}$"))]
 pub struct JobId(String);
 
 /// The id of a session; see the invariants of this file.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
+#[schemars(extend("pattern" = r"^(?!j-)[A-Za-z0-9._-]{1,64}$"))]
 pub struct SessionId(String);
 
 impl JobId {
@@ -96,8 +99,9 @@ impl SessionId {
 }
 
 /// Whose sessions and KV something is about; see the invariants of this file. What one tenant has computed, no other finds.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
+#[schemars(extend("pattern" = r"^[A-Za-z0-9._-]{1,64}$"))]
 pub struct Tenant(String);
 
 impl Tenant {
@@ -116,8 +120,9 @@ impl Tenant {
 }
 
 /// The name of a batch of jobs of one tenant; see the invariants of this file.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
+#[schemars(extend("pattern" = r"^[A-Za-z0-9._-]{1,64}$"))]
 pub struct BatchId(String);
 
 impl BatchId {
@@ -137,8 +142,9 @@ impl BatchId {
 
 /// What a client calls a submission, so that the same one sent again makes no second job: 1 to [`MAX_KEY_BYTES`] bytes
 /// of printable ASCII. Each tenant has its own.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
+#[schemars(extend("pattern" = r"^[ -~]{1,128}$"))]
 pub struct IdempotencyKey(String);
 
 impl IdempotencyKey {
@@ -207,7 +213,7 @@ string_conversions!(IdempotencyKey);
 
 /// Token ids in bulk. On the wire a byte string of little-endian `u32`s: four bytes an id, decoded in one pass and
 /// counted by the frame's limit as what it is. In JSON an array of numbers.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema)]
 pub struct TokenIds(pub Vec<u32>);
 
 impl Serialize for TokenIds {

@@ -6,10 +6,11 @@ use crate::limits::MAX_MOMENTS;
 use crate::message::{ChoiceEnd, FinishReason, Usage};
 use crate::params::{GenerationParams, bounded};
 use crate::queue::{Class, Moment};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A model that is configured or found in the models folder.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ModelInfo {
     /// The name that requests use.
     pub name: String,
@@ -31,7 +32,7 @@ pub struct ModelInfo {
 }
 
 /// A model's state.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ModelState {
     /// On disk; the first request loads it.
@@ -48,7 +49,7 @@ pub enum ModelState {
 }
 
 /// A job's state. The last three are terminal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum JobState {
     /// Admitted, waits for its turn.
@@ -64,7 +65,7 @@ pub enum JobState {
 }
 
 /// One job in a listing.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct JobInfo {
     /// Its id.
     pub id: JobId,
@@ -105,7 +106,7 @@ pub struct JobInfo {
 }
 
 /// One job in full.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct JobDetail {
     /// As in the listing.
     pub info: JobInfo,
@@ -135,7 +136,7 @@ pub struct JobDetail {
 }
 
 /// One answer of a job.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ChoiceDetail {
     /// The text generated so far.
     pub text: String,
@@ -144,7 +145,7 @@ pub struct ChoiceDetail {
 }
 
 /// A session's state.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SessionState {
     /// A job of it is queued or running.
@@ -154,7 +155,7 @@ pub enum SessionState {
 }
 
 /// One session in a listing.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SessionInfo {
     /// Its id.
     pub id: SessionId,
@@ -183,7 +184,7 @@ pub struct SessionInfo {
 }
 
 /// One session in full.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SessionDetail {
     /// As in the listing.
     pub info: SessionInfo,
@@ -208,7 +209,7 @@ pub struct SessionDetail {
 }
 
 /// The daemon at a glance.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Status {
     /// The daemon's version.
     pub version: String,
@@ -263,7 +264,7 @@ pub struct Status {
 }
 
 /// How fast answers come, over the last minute. Rates are 0 where nothing was measured.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Speed {
     /// Prompt tokens computed a second.
     pub prefill_tokens_per_s: f32,
@@ -278,7 +279,7 @@ pub struct Speed {
 }
 
 /// How long something took: so many of a hundred took at most so long. All are 0 when `count` is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Percentiles {
     /// The median.
     pub p50_ms: f32,
@@ -291,7 +292,7 @@ pub struct Percentiles {
 }
 
 /// A device's memory, and how busy it is.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct DeviceInfo {
     /// Its name, such as `cpu`.
     pub name: String,
@@ -306,7 +307,7 @@ pub struct DeviceInfo {
 }
 
 /// KV blocks of one model on one tier. `used + cached <= total`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct BlockUsage {
     /// The model.
     pub model: String,

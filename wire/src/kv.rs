@@ -6,11 +6,12 @@
 use crate::id::{JobId, SessionId, Tenant};
 use crate::limits::{MAX_RUN_SESSIONS, MAX_TIER_RUNS};
 use crate::params::bounded;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Where KV blocks are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Tier {
     /// In the device's memory, ready to be used.
@@ -22,7 +23,7 @@ pub enum Tier {
 }
 
 /// Bytes of KV by tier. A block may be on several.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TierBytes {
     /// On the device.
     pub device: u64,
@@ -33,7 +34,7 @@ pub struct TierBytes {
 }
 
 /// Blocks by tier. A block may be on several.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TierBlocks {
     /// On the device.
     pub device: u64,
@@ -44,7 +45,7 @@ pub struct TierBlocks {
 }
 
 /// Tokens of a prompt that were found, by the fastest tier that had them when they were asked for: each counts once.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TokenTiers {
     /// On the device.
     pub device: u64,
@@ -62,7 +63,7 @@ impl TokenTiers {
 }
 
 /// A session by name. Two tenants may have sessions of the same id; they share nothing.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub struct SessionRef {
     /// Whose it is; `None`: of those who name no tenant.
     pub tenant: Option<Tenant>,
@@ -81,7 +82,7 @@ impl fmt::Display for SessionRef {
 }
 
 /// Where every block is, and why it stays.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Residency {
     /// The tiers: device and RAM of each loaded model, then the SSD.
     pub tiers: Vec<TierMap>,
@@ -96,7 +97,7 @@ pub struct Residency {
 }
 
 /// How fast a model computes prompts.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ModelRate {
     /// The model.
     pub model: String,
@@ -105,7 +106,7 @@ pub struct ModelRate {
 }
 
 /// One tier's blocks.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TierMap {
     /// The tier.
     pub tier: Tier,
@@ -126,7 +127,7 @@ pub struct TierMap {
 }
 
 /// Neighbouring blocks of a tier.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct BlockRun {
     /// How many.
     pub blocks: u32,
@@ -140,7 +141,7 @@ pub struct BlockRun {
 }
 
 /// Why a block is where it is. A leased block may be pinned too and is told as leased.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BlockState {
     /// Nothing is there.
@@ -154,7 +155,7 @@ pub enum BlockState {
 }
 
 /// What a check of the SSD found. Every stored block was read.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CheckReport {
     /// Blocks read.
     pub blocks: u64,
@@ -173,7 +174,7 @@ pub struct CheckReport {
 }
 
 /// Why a job found what it found in the cache.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CacheStory {
     /// The job.
     pub job: JobId,
@@ -186,7 +187,7 @@ pub struct CacheStory {
 }
 
 /// Why no more of a prompt was found. One token at least is always computed: the answer begins with what it gives.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CacheOutcome {
     /// There was no more to find: all of the prompt but its last token.
@@ -228,7 +229,7 @@ pub enum CacheOutcome {
 }
 
 /// The KV store at a glance.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct KvStatus {
     /// Whether KV is kept on the SSD.
     pub ssd: SsdState,
@@ -257,7 +258,7 @@ pub struct KvStatus {
 }
 
 /// Whether KV is kept on the SSD.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SsdState {
     /// The configuration wants none.

@@ -5,6 +5,7 @@ use crate::info::{JobDetail, JobInfo, ModelInfo, SessionDetail, SessionInfo, Sta
 use crate::kv::{CacheStory, CheckReport, Residency, SessionRef, Tier, TokenTiers};
 use crate::params::GenerationParams;
 use crate::queue::{BatchPage, CancelTarget, Class, QueueReport};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What a client sends.
@@ -471,7 +472,7 @@ pub enum LoadStage {
 
 /// One entry of a job's log. A log is `Queued`*, then `Started`, then `Text`*, then one of the last two; a job that
 /// ends before it starts has only the last.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
     /// It waits.
@@ -517,7 +518,7 @@ pub enum Event {
 
 /// A generated token as the model saw it. Log probabilities are natural logarithms of the model's own distribution:
 /// before penalties, biases, temperature and filters.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TokenLogprob {
     /// The token's id.
     pub token: u32,
@@ -532,7 +533,7 @@ pub struct TokenLogprob {
 }
 
 /// One of the likeliest tokens at a place.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TopLogprob {
     /// The token's id.
     pub token: u32,
@@ -543,7 +544,7 @@ pub struct TopLogprob {
 }
 
 /// How one answer ended.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub struct ChoiceEnd {
     /// Why.
     pub reason: FinishReason,
@@ -552,7 +553,7 @@ pub struct ChoiceEnd {
 }
 
 /// What stopped an answer. None of it is part of the text.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum StopCause {
     /// One of the model's own end tokens.
@@ -573,7 +574,7 @@ pub enum StopCause {
 }
 
 /// Why a generation ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
     /// An end token, a stop token or a stop string.
@@ -585,7 +586,7 @@ pub enum FinishReason {
 }
 
 /// What a job took. Times are milliseconds.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: u64,

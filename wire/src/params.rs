@@ -1,11 +1,13 @@
 //! What a client may ask of a generation. Every field that is `None` takes the daemon's default (`docs/SOCKET.md`).
 
 use crate::limits::{MAX_DRY_BREAKERS, MAX_LOGIT_BIASES, MAX_STOP_STRINGS, MAX_STOP_TOKENS};
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de};
 use std::marker::PhantomData;
 
 /// How a generation samples and when it ends. Ranges are the daemon's to check.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct GenerationParams {
     /// How the next token is chosen.
     pub sampling: SamplingParams,
@@ -28,7 +30,8 @@ pub struct GenerationParams {
 }
 
 /// The sampler chain's parameters; the same seed gives the same tokens. What each does: `docs/SOCKET.md`.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct SamplingParams {
     /// 0 takes the likeliest token.
     pub temperature: Option<f32>,
@@ -81,7 +84,7 @@ pub struct SamplingParams {
 }
 
 /// What to add to one token's logit.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LogitBias {
     /// The token's id.
     pub token: u32,

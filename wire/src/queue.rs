@@ -7,11 +7,14 @@ use crate::info::JobState;
 use crate::kv::SessionRef;
 use crate::limits::{MAX_BATCH_ROWS, MAX_LIST_ROWS};
 use crate::params::bounded;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// How urgent a job is. Those of an earlier class go before those of a later one, until these have waited for so long
 /// that they count as the next more urgent class.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Class {
     /// Somebody waits for it.
@@ -24,7 +27,7 @@ pub enum Class {
 }
 
 /// What [`crate::Op::Cancel`] is about.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum CancelTarget {
     /// One job.
     Job(JobId),
@@ -40,7 +43,7 @@ pub enum CancelTarget {
 }
 
 /// Jobs, and what they need together.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct QueueLoad {
     /// How many.
     pub jobs: u64,
@@ -51,7 +54,7 @@ pub struct QueueLoad {
 }
 
 /// Who waits, who runs, and how full the queue is.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct QueueReport {
     /// Whether nothing that waits starts, because a client said so or because the daemon is about to stop.
     pub draining: bool,
@@ -71,7 +74,7 @@ pub struct QueueReport {
 }
 
 /// A job that waits.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct WaitingJob {
     /// The job.
     pub job: JobId,
@@ -104,7 +107,7 @@ pub struct WaitingJob {
 }
 
 /// What a job waits for.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WaitReason {
     /// Others are before it.
@@ -136,7 +139,7 @@ pub enum WaitReason {
 }
 
 /// A job that runs.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RunningJob {
     /// The job.
     pub job: JobId,
@@ -163,7 +166,7 @@ pub struct RunningJob {
 }
 
 /// What a running job is at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
     /// Its prompt is being computed.
@@ -178,7 +181,7 @@ pub enum Phase {
 }
 
 /// What waits of one class.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ClassLoad {
     /// The class.
     pub class: Class,
@@ -189,7 +192,7 @@ pub struct ClassLoad {
 }
 
 /// What one tenant has.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TenantLoad {
     /// Whose; `None`: of those who name no tenant.
     pub tenant: Option<Tenant>,
@@ -204,7 +207,7 @@ pub struct TenantLoad {
 }
 
 /// One job of a batch.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct BatchJob {
     /// The job.
     pub job: JobId,
@@ -215,7 +218,7 @@ pub struct BatchJob {
 }
 
 /// Jobs of a batch, those that were submitted first first; at most [`MAX_BATCH_ROWS`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct BatchPage {
     /// The jobs.
     #[serde(deserialize_with = "bounded::<_, _, MAX_BATCH_ROWS>")]
@@ -225,7 +228,7 @@ pub struct BatchPage {
 }
 
 /// Something that happened to a job.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Moment {
     /// When, since it was submitted.
     pub at_ms: f64,
@@ -234,7 +237,7 @@ pub struct Moment {
 }
 
 /// What happens to a job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MomentKind {
     /// It came into the queue.

@@ -10,6 +10,7 @@ use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
+use zllm_wire::{BatchId, JobId, SessionId};
 
 /// What is said of one operation.
 pub(super) struct Operation {
@@ -81,7 +82,7 @@ impl Operation {
 
     fn told(&self, path: &str, generator: &mut SchemaGenerator) -> Value {
         let mut parameters: Vec<Value> = names_of(path)
-            .map(|name| json!({ "name": name, "in": "path", "required": true, "schema": { "type": "string" } }))
+            .map(|name| json!({ "name": name, "in": "path", "required": true, "schema": named(name, generator) }))
             .collect();
         if let Some(query) = self.query {
             let object = query(generator);
@@ -89,7 +90,7 @@ impl Operation {
             let fields = object.get("properties").and_then(Value::as_object).into_iter().flatten();
             parameters.extend(fields.map(|(name, schema)| {
                 let required = required.iter().any(|required| required == name);
-                json!({ "name": name, "in": "query", "required": required, "schema": schema })
+                json!({ "name": name, "in": "query", "required": required, "schema": without_null(schema) })
             }));
         }
         let mut content = Map::new();
@@ -128,6 +129,45 @@ impl Operation {
     }
 }
 
+/// The schema of a field as a query has it: one that is not there is left out, never null.
+fn without_null(schema: &Value) -> Value {
+    let mut schema = schema.clone();
+    if let Some(types) = schema.get_mut("type").and_then(Value::as_array_mut) {
+        types.retain(|kind| kind != "null");
+    }
+    if let Some(any) = schema.get_mut("anyOf").and_then(Value::as_array_mut) {
+        any.retain(|one| one["type"] != "null");
+    }
+    schema
+}
+
+/// What an operation is called: its method, and its path with everything but letters and digits as `_`.
+fn operation_id(method: &str, path: &str) -> String {
+    let words = path.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    std::iter::once(method).chain(words).collect::<Vec<_>>().join("_")
+}
+
+/// Whose API a path belongs to.
+fn tag_of(path: &str) -> &'static str {
+    match Dialect::of(path) {
+        Dialect::Anthropic => "anthropic",
+        Dialect::Ollama => "ollama",
+        Dialect::OpenAi if path.starts_with("/v1/") => "openai",
+        Dialect::OpenAi if path.starts_with("/zllm/") => "zllm",
+        Dialect::OpenAi => "local",
+    }
+}
+
+/// The schema of what a path's name stands for.
+fn named(name: &str, generator: &mut SchemaGenerator) -> Schema {
+    match name {
+        "job" => generator.subschema_for::<JobId>(),
+        "session" => generator.subschema_for::<SessionId>(),
+        "batch" => generator.subschema_for::<BatchId>(),
+        _ => generator.subschema_for::<String>(),
+    }
+}
+
 /// The names in a path's braces.
 fn names_of(path: &str) -> impl Iterator<Item = &str> {
     path.split('{').skip(1).filter_map(|rest| rest.split(['}', ':']).next())
@@ -162,10 +202,13 @@ impl Router {
     }
 
     fn add(&mut self, method: Method, path: &'static str, route: Route, operation: &Operation) {
-        let told = operation.told(path, &mut self.generator);
+        let mut told = operation.told(path, &mut self.generator);
         // OpenAPI has no patterns.
         let plain = path.replace(":.*}", "}");
-        self.paths.entry(plain).or_default().insert(method.as_str().to_ascii_lowercase(), told);
+        let name = method.as_str().to_ascii_lowercase();
+        told["operationId"] = operation_id(&name, &plain).into();
+        told["tags"] = json!([tag_of(path)]);
+        self.paths.entry(plain).or_default().insert(name, told);
         let (resource, mut methods) =
             self.resources.remove(path).unwrap_or_else(|| (web::resource(path), Vec::new()));
         methods.push(method);

@@ -1,5 +1,6 @@
 //! The real `zllmd` binary with a real small model, over its real sockets. One test binary, so that it links once.
 
+mod admin;
 mod batches;
 mod burst;
 mod common;

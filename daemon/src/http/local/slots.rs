@@ -22,7 +22,6 @@ pub(super) struct Slot {
 /// The job in a slot.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Processing {
-    #[schemars(with = "String")]
     id_task: JobId,
     model: String,
     /// Tokens that it has room for.
