@@ -19,6 +19,7 @@ mod ollama;
 mod openai;
 mod pages;
 mod problem;
+mod responses;
 #[allow(dead_code, reason = "the other APIs, which are being written, use it")]
 mod router;
 mod sse;
@@ -93,6 +94,7 @@ pub(crate) fn server(
         local::routes(&mut router);
         ollama::routes(&mut router);
         admin::routes(&mut router);
+        responses::routes(&mut router);
         App::new().app_data(http.clone()).wrap(from_fn(edge::edge)).configure(|config| router.finish(config))
     })
     .workers(HTTP_WORKERS)

@@ -171,6 +171,14 @@ pub(crate) const HTTP_BODY_TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) const HTTP_BODY_BYTES: usize = 16 << 20;
 /// A stream in which nothing happens says that it is alive, so often.
 pub(crate) const STREAM_PING: Duration = Duration::from_secs(15);
+/// Bytes of what was said before a response, as it is kept.
+pub(crate) const MAX_HISTORY_BYTES: usize = 64 << 20;
+/// Requests that wait on one WebSocket while another is answered.
+pub(crate) const WAITING_TURNS: usize = 4;
+/// A WebSocket's client is asked whether it is still there, so often.
+pub(crate) const SOCKET_PING: Duration = Duration::from_secs(15);
+/// One that has not answered for so long is gone.
+pub(crate) const SOCKET_SILENCE: Duration = Duration::from_secs(60);
 /// Bytes of a model's name that are looked up; none that is there is longer, for it is a file's name.
 pub(crate) const MAX_MODEL_NAME_BYTES: usize = 255;
 /// Models that a message names.

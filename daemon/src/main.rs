@@ -16,7 +16,6 @@ mod kv_store;
 mod limits;
 mod metrics;
 mod notify;
-#[allow(dead_code, reason = "the APIs that keep something, which are being written, use it")]
 mod object_disk;
 mod panics;
 mod pulse;

@@ -46,6 +46,8 @@ pub(super) struct End {
     pub(super) end: ChoiceEnd,
     /// Whether it calls tools, and waits for their results.
     pub(super) calls: bool,
+    /// Tokens of its reasoning.
+    pub(super) reasoning_tokens: u64,
 }
 
 /// A whole answer.
@@ -76,6 +78,9 @@ struct Voice {
     /// Of tokens whose text has not begun; what ended the answer never does.
     waiting: Vec<TokenLogprob>,
     calls: bool,
+    /// Whether what comes is reasoning, as far as one knows.
+    reasons: bool,
+    reasoning_tokens: u64,
 }
 
 impl Turn {
@@ -154,9 +159,11 @@ impl Turn {
             Event::Started { prompt_tokens, cached_tokens, .. } => {
                 said.push(Said::Started { prompt_tokens, cached_tokens });
             }
-            Event::Text { choice, text, logprobs, .. } => {
+            Event::Text { choice, text, tokens, logprobs } => {
                 let choice = choice as usize;
-                let (pieces, logprobs) = self.voice(choice).hear(text, logprobs);
+                let voice = self.voice(choice);
+                let (pieces, logprobs) = voice.hear(text, logprobs);
+                voice.reasoning_tokens += if voice.reasons { u64::from(tokens) } else { 0 };
                 if !pieces.is_empty() || !logprobs.is_empty() {
                     said.push(Said::More { choice, pieces, logprobs });
                 }
@@ -168,11 +175,11 @@ impl Turn {
                 for (choice, end) in choices.into_iter().enumerate() {
                     let voice = self.voice(choice);
                     let pieces = voice.finish();
-                    let calls = voice.calls;
+                    let (calls, reasoning_tokens) = (voice.calls, voice.reasoning_tokens);
                     if !pieces.is_empty() {
                         said.push(Said::More { choice, pieces, logprobs: Vec::new() });
                     }
-                    said.push(Said::End { choice, end: End { end, calls } });
+                    said.push(Said::End { choice, end: End { end, calls, reasoning_tokens } });
                 }
                 said.push(Said::Usage(usage));
             }
@@ -193,7 +200,8 @@ impl Turn {
 impl Voice {
     fn new(speech: SpeechStyle) -> Self {
         let reader = (speech != SpeechStyle::default()).then(|| SpeechReader::new(speech));
-        Self { reader, bytes: 0, waiting: Vec::new(), calls: false }
+        let reasons = speech.reasoning && speech.starts_in_reasoning;
+        Self { reader, bytes: 0, waiting: Vec::new(), calls: false, reasons, reasoning_tokens: 0 }
     }
 
     fn hear(&mut self, text: String, logprobs: Vec<TokenLogprob>) -> (Vec<Piece>, Vec<TokenLogprob>) {
@@ -217,6 +225,9 @@ impl Voice {
     }
 
     fn note(&mut self, pieces: &[Piece]) {
+        if let Some(last) = pieces.last() {
+            self.reasons = matches!(last, Piece::Reasoning(_));
+        }
         self.calls |= pieces.iter().any(|piece| matches!(piece, Piece::Call { .. }));
     }
 }

@@ -17,5 +17,6 @@ mod ollama;
 mod openai;
 mod operate;
 mod requests;
+mod responses;
 mod sampling;
 mod templates;

@@ -6,6 +6,7 @@ pub(crate) mod http;
 pub(crate) mod kv;
 mod notify;
 mod settings;
+pub(crate) mod websocket;
 
 pub(crate) use client::{Answered, Client, greedy};
 pub(crate) use http::{get, sample};

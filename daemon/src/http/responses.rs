@@ -1,0 +1,327 @@
+//! OpenAI's Responses API: responses made, kept, gone on from and made in the background, over HTTP and WebSocket, and the
+//! conversations that they may belong to.
+//!
+//! A request's items ([`items`]) become the messages that a model's template is given; a job's events become a response and
+//! its events ([`scribe`]), the same ones whenever and wherever they are read.
+
+mod background;
+mod conversations;
+mod events;
+mod items;
+mod list;
+mod live;
+mod object;
+mod request;
+mod scribe;
+mod shelf;
+mod socket;
+mod tools;
+
+use super::caller::Caller;
+use super::models;
+use super::problem::{Kind, Problem};
+use super::router::{Operation, Router};
+use super::turn::Turn;
+use super::{Http, body};
+use actix_web::{HttpRequest, HttpResponse, web};
+use items::{Given, Item, ItemStatus, Part};
+use list::{List, Page, Removed};
+use live::{Keeper, Live};
+use object::Response;
+use request::{Create, Input, Plan};
+use schemars::JsonSchema;
+use scribe::Scribe;
+use serde::{Deserialize, Serialize};
+use shelf::Shelf;
+
+/// Where it is.
+pub(super) fn routes(router: &mut Router) {
+    let items = "/v1/conversations/{conversation}/items";
+    let item = "/v1/conversations/{conversation}/items/{item}";
+    router.post(
+        "/v1/responses",
+        web::to(create),
+        Operation::new("Make a response").takes::<Create>().gives::<Response>().streams("text/event-stream"),
+    );
+    router.get("/v1/responses", web::to(socket::upgrade), Operation::new("Make responses over a WebSocket"));
+    router.post(
+        "/v1/responses/input_tokens",
+        web::to(input_tokens),
+        Operation::new("Count a request's tokens").takes::<Create>().gives::<InputTokens>(),
+    );
+    router.get(
+        "/v1/responses/{response}",
+        web::to(retrieve),
+        Operation::new("Tell of a response")
+            .query::<Retrieve>()
+            .gives::<Response>()
+            .streams("text/event-stream"),
+    );
+    router.delete(
+        "/v1/responses/{response}",
+        web::to(delete),
+        Operation::new("Delete a response").gives::<Removed>(),
+    );
+    router.post(
+        "/v1/responses/{response}/cancel",
+        web::to(cancel),
+        Operation::new("End a response in the background").gives::<Response>(),
+    );
+    router.get(
+        "/v1/responses/{response}/input_items",
+        web::to(input_items),
+        Operation::new("List what a response was made from").query::<Page>().gives::<List>(),
+    );
+    router.post(
+        "/v1/conversations",
+        web::to(conversations::create),
+        Operation::new("Make a conversation")
+            .takes::<conversations::Create>()
+            .gives::<conversations::Conversation>(),
+    );
+    let conversation = "/v1/conversations/{conversation}";
+    let told = |summary| Operation::new(summary).gives::<conversations::Conversation>();
+    router.get(conversation, web::to(conversations::retrieve), told("Tell of a conversation"));
+    let update = told("Change a conversation's metadata").takes::<conversations::Create>();
+    router.post(conversation, web::to(conversations::update), update);
+    let delete = Operation::new("Delete a conversation").gives::<Removed>();
+    router.delete(conversation, web::to(conversations::delete), delete);
+    let list = Operation::new("List a conversation's items").query::<Page>().gives::<List>();
+    router.get(items, web::to(conversations::list), list);
+    let add = Operation::new("Add items to a conversation").takes::<conversations::Add>().gives::<List>();
+    router.post(items, web::to(conversations::add), add);
+    let one = Operation::new("Tell of a conversation's item").gives::<Item>();
+    router.get(item, web::to(conversations::item), one);
+    router.delete(item, web::to(conversations::remove), told("Take an item out of a conversation"));
+}
+
+/// How a response is told of.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "ResponseQuery")]
+struct Retrieve {
+    /// Its events, from the first or behind `starting_after`; of one in the background.
+    stream: Option<bool>,
+    starting_after: Option<u64>,
+}
+
+/// How many tokens a request has.
+#[derive(Debug, Serialize, JsonSchema)]
+struct InputTokens {
+    /// `response.input_tokens`.
+    object: &'static str,
+    input_tokens: usize,
+}
+
+/// The last response of a connection and all that was said up to its end.
+struct Last {
+    id: String,
+    said: Vec<Item>,
+}
+
+impl Last {
+    /// `None` when it failed.
+    fn of(live: &Live, before: Vec<Item>) -> Option<Self> {
+        let response = live.response();
+        if !matches!(response.status, object::Status::Completed | object::Status::Incomplete) {
+            return None;
+        }
+        let said = before.into_iter().chain(live.input().iter().cloned()).chain(response.output.clone());
+        Some(Self { id: response.id.clone(), said: said.collect() })
+    }
+}
+
+/// What no other response or conversation has in its id.
+fn number(http: &Http) -> String {
+    http.request_id().0.trim_start_matches("req_").to_owned()
+}
+
+async fn create(
+    http: web::Data<Http>,
+    caller: Caller,
+    payload: web::Payload,
+) -> Result<HttpResponse, Problem> {
+    let request: Create = body::parse(&body::read(payload).await?)?;
+    if request.generate == Some(false) {
+        return Err(Problem::of("generate", "generate: false is for a WebSocket"));
+    }
+    let (stream, shelf) = (request.stream.unwrap_or(false), Shelf::new(http, &caller));
+    let (live, _) = begin(&shelf, &caller, request, None).await?;
+    if stream {
+        return Ok(live.stream(None));
+    }
+    if live.response().background {
+        return Ok(HttpResponse::Ok().json(live.response()));
+    }
+    match live.finish().await {
+        (_, Some(problem)) => Err(problem),
+        (response, None) => Ok(HttpResponse::Ok().json(response)),
+    }
+}
+
+/// Begins a response; with it comes all that was said before its input. `last` is what its connection made last.
+async fn begin(
+    shelf: &Shelf,
+    caller: &Caller,
+    request: Create,
+    last: Option<&Last>,
+) -> Result<(Live, Vec<Item>), Problem> {
+    request.check()?;
+    let (background, is_silent) = (request.background == Some(true), request.generate == Some(false));
+    let mut request = request;
+    if request.store != Some(false)
+        && let Err(problem) = shelf.works().await
+    {
+        // Nobody asked for it by name: it is made, and says that it is not kept.
+        let is_wanted = request.store == Some(true) || background || request.conversation.is_some();
+        if is_wanted {
+            return Err(problem);
+        }
+        request.store = Some(false);
+    }
+    let number = number(&shelf.http);
+    let before = before(shelf, &request, last).await?;
+    let input = input(shelf, request.input.take(), &number, &before).await?;
+    let items = before.iter().chain(&input).cloned().collect();
+    let plan = request.plan(items, format!("resp_{number}"), shelf.http.unix_s())?;
+    if background {
+        return Ok((background::begin(shelf, caller, plan, input).await?, before));
+    }
+    let Plan { submit, response, names, carry } = plan;
+    let keeper = Keeper { shelf: shelf.clone(), input, job: None, kept: None };
+    if is_silent {
+        let job = zllm_wire::JobId::new("j-0").expect("an id");
+        return Ok((Live::silent(Scribe::new(response, job, names, carry), keeper), before));
+    }
+    let turn = Turn::begin(&shelf.http, caller, submit).await?;
+    let scribe = Scribe::new(response, turn.job().clone(), names, carry);
+    Ok((Live::new(turn, scribe, keeper), before))
+}
+
+/// All that was said before.
+async fn before(shelf: &Shelf, request: &Create, last: Option<&Last>) -> Result<Vec<Item>, Problem> {
+    if let Some(conversation) = request.conversation() {
+        return shelf.all_items(conversation).await;
+    }
+    let Some(id) = request.previous_response_id.as_deref() else { return Ok(Vec::new()) };
+    if let Some(last) = last.filter(|last| last.id == id) {
+        return Ok(last.said.clone());
+    }
+    let refused = |what: &str| {
+        let shown = items::shown(id);
+        Problem::of("previous_response_id", format!("response {shown:?} {what}"))
+    };
+    let record = match shelf.response(id).await {
+        Err(problem) if problem.kind == Kind::NotFound => return Err(refused("is not kept")),
+        record => background::current(shelf, record?).await?,
+    };
+    if !record.response.status.is_over() {
+        return Err(refused("is not over yet"));
+    }
+    if let Some(conversation) = record.response.conversation {
+        return Err(refused(&format!("belongs to conversation {:?}; go on with that", conversation.id)));
+    }
+    shelf.history(id).await
+}
+
+/// The request's own items, each with an id.
+async fn input(
+    shelf: &Shelf,
+    input: Option<Input>,
+    number: &str,
+    before: &[Item],
+) -> Result<Vec<Item>, Problem> {
+    let values = match input {
+        None => return Ok(Vec::new()),
+        Some(Input::Text(text)) => {
+            let (id, role) = (format!("msg_{number}_i0"), "user".to_owned());
+            let content = vec![Part::InputText { text }];
+            return Ok(vec![Item::Message { id, status: ItemStatus::Completed, role, content }]);
+        }
+        Some(Input::Items(values)) => values,
+    };
+    let mut items = Vec::with_capacity(values.len());
+    for (place, value) in values.into_iter().enumerate() {
+        let param = format!("input[{place}]");
+        match items::read(value, &param)? {
+            Given::Item(item) if item.id().is_empty() => {
+                let id = format!("{}_{number}_i{place}", item.prefix());
+                items.push(item.with_id(id));
+            }
+            Given::Item(item) => items.push(item),
+            // It is there already.
+            Given::Reference(id) if before.iter().any(|item| item.id() == id) => {}
+            Given::Reference(id) => items.push(shelf.item(&id, &format!("{param}.id")).await?),
+        }
+    }
+    Ok(items)
+}
+
+async fn input_tokens(
+    http: web::Data<Http>,
+    caller: Caller,
+    payload: web::Payload,
+) -> Result<HttpResponse, Problem> {
+    let mut request: Create = body::parse(&body::read(payload).await?)?;
+    request.check()?;
+    let (number, shelf) = (number(&http), Shelf::new(http, &caller));
+    let before = before(&shelf, &request, None).await?;
+    let input = input(&shelf, request.input.take(), &number, &before).await?;
+    let items = before.into_iter().chain(input).collect();
+    let Plan { submit, .. } = request.plan(items, String::new(), 0)?;
+    models::known(&shelf.http, &submit.model)?;
+    let input_tokens = shelf.http.services.count_tokens(&submit.model, submit.prompt).await?;
+    Ok(HttpResponse::Ok().json(InputTokens { object: "response.input_tokens", input_tokens }))
+}
+
+async fn retrieve(
+    http: web::Data<Http>,
+    caller: Caller,
+    id: web::Path<String>,
+    request: HttpRequest,
+) -> Result<HttpResponse, Problem> {
+    let query: Retrieve = list::query(&request)?;
+    let shelf = Shelf::new(http, &caller);
+    let record = shelf.response(&id).await?;
+    if query.stream == Some(true) {
+        let live = background::read(&shelf, &record).await?;
+        let live = live.ok_or_else(|| Problem::of("stream", "stream is for a response in the background"))?;
+        return Ok(live.stream(query.starting_after));
+    }
+    Ok(HttpResponse::Ok().json(background::current(&shelf, record).await?.response))
+}
+
+async fn delete(
+    http: web::Data<Http>,
+    caller: Caller,
+    id: web::Path<String>,
+) -> Result<HttpResponse, Problem> {
+    let shelf = Shelf::new(http, &caller);
+    let record = shelf.response(&id).await?;
+    shelf.forget(&id).await?;
+    if let Some(job) = record.job.filter(|_| !record.response.status.is_over()) {
+        // It may have ended meanwhile.
+        let _ = background::cancel_job(&shelf, &job).await;
+    }
+    Ok(HttpResponse::Ok().json(Removed { id: id.into_inner(), object: "response", deleted: true }))
+}
+
+async fn cancel(
+    http: web::Data<Http>,
+    caller: Caller,
+    id: web::Path<String>,
+) -> Result<HttpResponse, Problem> {
+    let shelf = Shelf::new(http, &caller);
+    let record = shelf.response(&id).await?;
+    Ok(HttpResponse::Ok().json(background::cancel(&shelf, record).await?))
+}
+
+async fn input_items(
+    http: web::Data<Http>,
+    caller: Caller,
+    id: web::Path<String>,
+    request: HttpRequest,
+) -> Result<HttpResponse, Problem> {
+    let page = Page::read(&request)?;
+    let record = Shelf::new(http, &caller).response(&id).await?;
+    Ok(HttpResponse::Ok().json(page.of(record.input)?))
+}
