@@ -1,4 +1,4 @@
-//! HTTP, over TCP and, where configured, a Unix socket: the vendors' APIs, and the pages of operators.
+//! HTTP, over TCP and, where configured, a Unix socket: the vendors' APIs, our own, and the pages of operators.
 //!
 //! Each API has a module of its own, which knows its requests and its answers; all of them turn a request into the one
 //! [`zllm_wire::Submit`] and its answer's events ([`turn`]) into their own words. No API is made of another's.
@@ -24,6 +24,7 @@ mod responses;
 mod router;
 mod sse;
 mod time;
+mod tools;
 #[allow(dead_code, reason = "the other APIs, which are being written, use it")]
 mod turn;
 

@@ -6,10 +6,10 @@ mod props;
 mod slots;
 
 use super::conversation::Conversation;
-use super::openai::{ChatMessage, shown};
+use super::openai::ChatMessage;
 use super::problem::Problem;
 use super::router::{Operation, Router};
-use super::{Http, body, models};
+use super::{Http, body, models, tools};
 use actix_web::{HttpResponse, web};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -149,7 +149,7 @@ async fn apply_template(http: web::Data<Http>, payload: web::Payload) -> Result<
     let model = models::meant(&http, request.model).await?;
     let conversation = Conversation {
         messages: ChatMessage::neutral(request.messages)?,
-        tools: shown(request.tools, request.tool_choice)?,
+        tools: tools::shown(request.tools, request.tool_choice)?,
     };
     let (prompt, ask) = (conversation.into_prompt()?, request.add_generation_prompt.unwrap_or(true));
     let now_unix_s = http.unix_s() as i64;

@@ -9,14 +9,12 @@ mod completions;
 mod files;
 mod models;
 mod params;
-mod tools;
 
 use super::router::{Operation, Router};
 use actix_web::web;
 pub(super) use batches::{Batches, resume as resume_batches};
 pub(super) use chat::ChatMessage;
 use params::Params;
-pub(super) use tools::shown;
 
 /// Where it is.
 pub(super) fn routes(router: &mut Router) {

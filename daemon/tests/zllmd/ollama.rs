@@ -1,7 +1,7 @@
 //! Ollama's API: answers whole and in lines, options, what is refused, and what is told of models.
 
-use super::common::http::{HttpAnswer, get, post};
-use super::common::{Daemon, MODEL};
+use super::common::http::{HttpAnswer, get, post, send};
+use super::common::{Daemon, MODEL, wait_for};
 use serde_json::{Value, json};
 use zllm_wire::{Answer, Op};
 
@@ -129,6 +129,29 @@ fn what_cannot_be_honoured_is_refused_by_its_name() {
     assert!(pull.json()["error"].as_str().expect("a message").contains("zllmctl pull"), "{}", pull.body);
     let allowed = json!({"think": false, "format": "", "keep_alive": "5m", "template": "", "context": [], "images": []});
     assert_eq!(whole(&daemon, "/api/generate", allowed)["done"], true);
+}
+
+#[test]
+fn broken_requests_and_clients_that_leave_harm_nobody() {
+    let daemon = Daemon::start();
+    let socket = daemon.http_socket();
+    let deep = [vec![b'['; 20_000], vec![b']'; 20_000]].concat();
+    for body in [&b""[..], b"{:", b"\xff\xfe\xfd", br#"{"model": "\ud800"}"#, b"[]", &deep] {
+        let answer = post(&socket, "/api/chat", body);
+        assert_eq!(answer.status, 400);
+        assert!(answer.json()["error"].is_string(), "{}", answer.body);
+    }
+    assert!(get(&socket, "/api/nothing").expect("an answer").json()["error"].is_string());
+    let running = || daemon.metric("zllm_jobs{state=\"running\"}");
+    for stream in [false, true] {
+        let options = json!({"num_predict": 1800});
+        let body =
+            json!({"model": MODEL, "prompt": "Once", "raw": true, "stream": stream, "options": options});
+        let open = send(&socket, "POST", "/api/generate", body.to_string().as_bytes()).expect("a connection");
+        wait_for("the job to run", || (running() == 1.0).then_some(()));
+        drop(open);
+        wait_for("the job to be cancelled", || (running() == 0.0).then_some(()));
+    }
 }
 
 #[test]

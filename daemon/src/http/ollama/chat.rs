@@ -4,8 +4,8 @@ use super::answer::{self, Line, ToolCall, Words};
 use super::common::{Common, Ready};
 use crate::http::caller::Caller;
 use crate::http::conversation::{self, Call, Conversation, Role};
-use crate::http::openai::shown;
 use crate::http::problem::Problem;
+use crate::http::tools;
 use crate::http::turn::Turn;
 use crate::http::{Http, body};
 use actix_web::{HttpResponse, web};
@@ -100,7 +100,7 @@ pub(super) async fn create(
     }
     let messages: Result<_, _> =
         messages.into_iter().enumerate().map(|(place, message)| message.neutral(place)).collect();
-    let conversation = Conversation { messages: messages?, tools: shown(request.tools, None)? };
+    let conversation = Conversation { messages: messages?, tools: tools::shown(request.tools, None)? };
     let Ready { model, generation, asked } = common.prepare(&http, true).await?;
     let submit = Submit::new(model, conversation.into_prompt()?, generation);
     let turn = Turn::begin(&http, &caller, submit).await?;

@@ -5,10 +5,10 @@ mod words;
 
 use super::answer::{self, Asked};
 use super::params::Params;
-use super::tools;
 use crate::http::caller::Caller;
 use crate::http::conversation::Conversation;
 use crate::http::problem::Problem;
+use crate::http::tools;
 use crate::http::turn::Turn;
 use crate::http::{Http, body};
 use actix_web::{HttpResponse, web};

@@ -1,4 +1,5 @@
-//! Tools, and whether the model may call them.
+//! Tools in OpenAI's form, in which templates show them and clients of several APIs send them, and whether the model may call
+//! them.
 
 use crate::http::problem::Problem;
 use serde_json::Value;
@@ -7,10 +8,7 @@ use serde_json::Value;
 ///
 /// # Errors
 /// What cannot be honoured, by its name.
-pub(in crate::http) fn shown(
-    tools: Option<Vec<Value>>,
-    choice: Option<Value>,
-) -> Result<Vec<Value>, Problem> {
+pub(super) fn shown(tools: Option<Vec<Value>>, choice: Option<Value>) -> Result<Vec<Value>, Problem> {
     let tools = tools.unwrap_or_default();
     let tools = match choice {
         None | Some(Value::Null) => tools,
