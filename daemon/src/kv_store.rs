@@ -13,16 +13,16 @@ pub(crate) use figures::{KvSnapshot, ModelFigures, SsdState, TierFigures};
 #[cfg(test)]
 pub(crate) use figures::{KvTotals, SsdFigures};
 pub(crate) use messages::{
-    AddModel, Apply, CheckDisk, CloseModel, ContinueSession, Evict, Fork, KvOp, OpenDisk, Pin, RemoveModel,
-    Residency, Save, SaveAll, SessionDetails, Sessions, SetTtl, Snapshot,
+    AddModel, Apply, CheckDisk, CloseModel, ContinueSession, Evict, Fork, HoldPrefixes, KvOp, OpenDisk, Pin,
+    RemoveModel, Residency, Save, SaveAll, SessionDetails, Sessions, SetTtl, Snapshot,
 };
 
 use crate::clock::Clock;
 use crate::config::{KvSettings, SavePolicy};
 use crate::device::Devices;
 use crate::limits::{
-    MAILBOX_MESSAGES, MAX_RUNNING_JOBS, MAX_SESSION_TOKENS, MAX_SESSIONS, READ_BATCH_BYTES, READ_TIMEOUT,
-    TICK, WRITE_TIMEOUT,
+    MAILBOX_MESSAGES, MAX_HELD_PREFIXES, MAX_RUNNING_JOBS, MAX_SESSION_TOKENS, MAX_SESSIONS,
+    READ_BATCH_BYTES, READ_TIMEOUT, TICK, WRITE_TIMEOUT,
 };
 use crate::pulse::{AliveGuard, Organ, Pulses};
 use crate::scheduler::core::{CacheReport, Lease, NoLease};
@@ -88,6 +88,7 @@ impl KvStoreActor {
                 unsaved_budget_bytes: settings.unsaved_budget_bytes,
                 max_sessions: MAX_SESSIONS,
                 max_session_tokens: MAX_SESSION_TOKENS,
+                max_prefixes: MAX_HELD_PREFIXES,
                 session_ttl_ms: settings.session_ttl.map(|ttl| ttl.as_millis() as u64),
                 running_save_ms: crate::limits::RUNNING_SAVE.as_millis() as u64,
             };

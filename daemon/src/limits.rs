@@ -74,6 +74,8 @@ pub(crate) const MAX_ENDED_LOG_BYTES: usize = 64 << 20;
 pub(crate) const MAX_SESSIONS: usize = 4096;
 /// Tokens that all sessions together have: 64 MiB of ids, and as much of their keys.
 pub(crate) const MAX_SESSION_TOKENS: usize = 16 << 20;
+/// Prefixes that clients have marked and that are pinned for a while; those marked longest ago go first.
+pub(crate) const MAX_HELD_PREFIXES: usize = 256;
 /// Bytes of KV that one transaction writes, about: they are in memory twice meanwhile.
 pub(crate) const WRITE_BATCH_BYTES: u64 = 8 << 20;
 /// A long request of a session has what it computed written each time this has passed.

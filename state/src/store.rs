@@ -5,13 +5,15 @@
 //!   faster than computing it again.
 //! * What is worth keeping is written behind, in order: parents before children, blocks before the manifest that names
 //!   them (`saving.rs`). One transaction is on its way at a time.
-//! * Sessions are names for timelines (`sessions.rs`); `view.rs` tells what lies where.
+//! * Sessions are names for timelines (`sessions.rs`), prefixes are held for a while (`prefixes.rs`); `view.rs` tells what
+//!   lies where.
 //!
 //! Invariants:
 //! * Copies and puts are handed out before the lease that relies on them is answered; the device does them in order.
 //! * A disk that fails or hangs costs nothing but what it kept: leases are still answered, from memory alone.
 //! * Each lease request is answered exactly once, each save request too.
 
+mod prefixes;
 mod reading;
 mod saving;
 mod sessions;
@@ -29,6 +31,7 @@ use crate::index::{
 use crate::key::{BLOCK_TOKENS, BlockKey, Fingerprint};
 use crate::session::{SessionName, SessionTable, Turn};
 use crate::tier::ByTier;
+use prefixes::Prefix;
 use reading::{Reading, Waiting};
 use saving::Saving;
 use std::collections::BTreeMap;
@@ -49,6 +52,8 @@ pub struct StoreOptions {
     pub max_sessions: usize,
     /// Tokens that all sessions together may have.
     pub max_session_tokens: usize,
+    /// Prefixes that are held for a while.
+    pub max_prefixes: usize,
     /// How long a session is kept without use; `None`: for ever.
     pub session_ttl_ms: Option<u64>,
     /// A running request of a session has what it computed written after this time, and again each time it has passed.
@@ -183,6 +188,8 @@ pub struct KvStore {
     index: Index,
     models: BTreeMap<String, Model>,
     sessions: SessionTable,
+    /// Those asked for longest ago first.
+    prefixes: Vec<Prefix>,
     leases: BTreeMap<LeaseId, Held>,
     reading: Reading,
     saving: Saving,
@@ -197,6 +204,7 @@ impl KvStore {
             index: Index::new(IndexOptions { store_on_second_use }),
             models: BTreeMap::new(),
             sessions: SessionTable::new(options.max_sessions, options.max_session_tokens),
+            prefixes: Vec::new(),
             leases: BTreeMap::new(),
             reading: Reading::default(),
             saving: Saving::default(),
@@ -274,12 +282,14 @@ impl KvStore {
                 self.keep_unnamed(&held.keys, keep);
             }
         }
+        self.save_prefixes(&held.keys);
         self.done()
     }
 
     /// Time has passed: sessions end, long requests are saved. Called every second or so.
     pub fn tick(&mut self, now_ms: u64) -> Vec<Action> {
         self.end_sessions(now_ms);
+        self.end_prefixes(now_ms);
         self.save_running(now_ms);
         self.done()
     }
@@ -318,7 +328,12 @@ impl KvStore {
             unreachable!("a model is removed when its leases are answered")
         };
         let root = BlockKey::root(*fingerprint, &tenant);
-        let granted = self.index.lease(*arena, root, &prompt, capacity_tokens, now_ms);
+        let arena = *arena;
+        let mut granted = self.index.lease(arena, root, &prompt, capacity_tokens, now_ms);
+        if matches!(granted, Err(LeaseError::Pinned { .. })) && !self.prefixes.is_empty() {
+            self.let_prefixes_go();
+            granted = self.index.lease(arena, root, &prompt, capacity_tokens, now_ms);
+        }
         let result = granted.map(|grant| {
             if let Some(copy) = grant.copy {
                 self.actions.push(Action::Copy { model: model.clone(), from: copy.from, to: copy.to });

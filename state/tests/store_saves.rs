@@ -50,6 +50,7 @@ fn ended_session(write_batch_bytes: u64) -> (KvStore, Vec<Action>) {
         unsaved_budget_bytes: 64 << 20,
         max_sessions: 8,
         max_session_tokens: 1000,
+        max_prefixes: 4,
         session_ttl_ms: None,
         running_save_ms: 60_000,
     });

@@ -219,6 +219,7 @@ impl World {
             unsaved_budget_bytes: stored_bytes() * (10 + rng.below(100) as u64),
             max_sessions: 24,
             max_session_tokens: 20_000,
+            max_prefixes: 4,
             session_ttl_ms,
             running_save_ms: 5_000,
         };

@@ -113,6 +113,17 @@ pub(crate) struct SetTtl {
     pub(crate) ttl_ms: Option<u64>,
 }
 
+/// Pins the first tokens of a prompt until a time, in milliseconds since the Unix epoch: for each as many as said. Whether
+/// each is held.
+#[derive(Message)]
+#[rtype(result = "Vec<bool>")]
+pub(crate) struct HoldPrefixes {
+    pub(crate) model: ModelName,
+    pub(crate) tenant: String,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) prefixes: Vec<(usize, u64)>,
+}
+
 /// Saves one session, or all; answered when they are on disk.
 #[derive(Message)]
 #[rtype(result = "Result<SaveOutcome, SessionError>")]
@@ -317,6 +328,20 @@ impl Handler<SetTtl> for KvStoreActor {
         let actions = self.store.set_ttl(&session, ttl_ms)?;
         self.carry_out(actions, ctx);
         Ok(())
+    }
+}
+
+impl Handler<HoldPrefixes> for KvStoreActor {
+    type Result = Vec<bool>;
+
+    fn handle(&mut self, message: HoldPrefixes, ctx: &mut Self::Context) -> Self::Result {
+        let HoldPrefixes { model, tenant, tokens, prefixes } = message;
+        let mut hold = |(length, until_ms): (usize, u64)| {
+            let (held, actions) = self.store.hold_prefix(&model, &tenant, &tokens[..length], until_ms);
+            self.carry_out(actions, ctx);
+            held
+        };
+        prefixes.into_iter().map(&mut hold).collect()
     }
 }
 

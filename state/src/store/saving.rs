@@ -275,6 +275,13 @@ impl KvStore {
         }
     }
 
+    /// Has blocks written as those of sessions are.
+    pub(super) fn save_unasked(&mut self, keys: &[BlockKey]) {
+        if self.keeps_sessions() {
+            self.want(keys);
+        }
+    }
+
     /// Whether sessions are saved without being asked for.
     fn keeps_sessions(&self) -> bool {
         matches!(self.options.save, SavePolicy::Sessions | SavePolicy::All)

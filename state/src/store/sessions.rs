@@ -1,5 +1,6 @@
 //! What clients do with sessions: fork, pin, limit, evict, go on.
 
+use super::prefixes::Prefix;
 use super::{Action, KvStore};
 use crate::key::{BLOCK_TOKENS, BlockKey};
 use crate::session::{Session, SessionName};
@@ -157,7 +158,7 @@ impl KvStore {
         let session = self.sessions.get_mut(name).expect("looked up above");
         session.pinned = pinned;
         self.changed_settings(name);
-        self.pin_all();
+        self.bound_prefixes();
         Ok(self.done())
     }
 
@@ -172,8 +173,9 @@ impl KvStore {
         Ok(self.done())
     }
 
-    /// Evicts from one tier, or from all. Without a tier a session goes whole: what other sessions share with it stays. What
-    /// is leased stays in any case; what is pinned stays unless its session is named.
+    /// Evicts from one tier, or from all. Without a tier a session goes whole: what other sessions share with it stays, and of
+    /// all that goes prefixes are held no more. What is leased stays in any case; what is pinned stays unless its session is
+    /// named.
     ///
     /// # Errors
     /// There is no such session.
@@ -196,7 +198,12 @@ impl KvStore {
                     self.sessions.iter().filter(|(_, s)| is_old(s)).map(|(name, _)| name.clone()).collect();
                 self.evict_sessions(&names, tier)
             }
-            EvictTarget::All => self.evict_all(tier),
+            EvictTarget::All => {
+                if tier.is_none() {
+                    self.let_prefixes_go();
+                }
+                self.evict_all(tier)
+            }
         };
         let actions = self.done();
         Ok((evicted, actions))
@@ -219,7 +226,8 @@ impl KvStore {
     /// Tells the index what is pinned now.
     pub(super) fn pin_all(&mut self) {
         let pinned = self.sessions.iter().filter(|(_, session)| session.pinned);
-        self.index.pin(pinned.flat_map(|(_, session)| &session.keys));
+        let prefixes = self.prefixes.iter().flat_map(Prefix::keys);
+        self.index.pin(pinned.flat_map(|(_, session)| &session.keys).chain(prefixes));
     }
 
     fn known(&self, name: &SessionName) -> Result<&Session, SessionError> {
@@ -237,23 +245,29 @@ impl KvStore {
     }
 
     fn judge_pin(&self, name: &SessionName) -> Result<(), SessionError> {
-        let memory: u64 = self
-            .models
-            .values()
-            .map(|model| {
-                u64::from(model.budget.ram_blocks + model.budget.device_blocks) * model.budget.block_bytes
-            })
-            .sum();
-        let room = if self.options.disk_budget_bytes > 0 { self.options.disk_budget_bytes } else { memory };
         let sessions = self.sessions.iter().filter(|(other, session)| session.pinned || *other == name);
         let keys: HashSet<&BlockKey> = sessions.flat_map(|(_, session)| &session.keys).collect();
-        let bytes =
-            |key: &&BlockKey| self.index.view(key).map_or(0, |view| view.bytes.max(view.stored_bytes));
-        let (pinned_bytes, limit_bytes) = (keys.iter().map(bytes).sum(), room / 2);
+        let pinned_bytes = keys.iter().filter_map(|key| self.bytes_of(key)).sum();
+        let limit_bytes = self.pin_limit_bytes();
         if pinned_bytes > limit_bytes {
             return Err(SessionError::TooMuchPinned { pinned_bytes, limit_bytes });
         }
         Ok(())
+    }
+
+    /// What may be pinned: half of what sessions may take.
+    pub(super) fn pin_limit_bytes(&self) -> u64 {
+        let memory = self.models.values().map(|model| {
+            u64::from(model.budget.ram_blocks + model.budget.device_blocks) * model.budget.block_bytes
+        });
+        let disk = self.options.disk_budget_bytes;
+        let room = if disk > 0 { disk } else { memory.sum() };
+        room / 2
+    }
+
+    /// What a block takes in memory or on disk, whichever is more; `None`: it is nowhere.
+    pub(super) fn bytes_of(&self, key: &BlockKey) -> Option<u64> {
+        self.index.view(key).map(|view| view.bytes.max(view.stored_bytes))
     }
 
     /// What these sessions have and no other has. Together, because each look at all sessions takes its time.
