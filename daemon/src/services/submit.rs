@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tokio::sync::SemaphorePermit;
 use zllm_engine::SpeechStyle;
-use zllm_state::SessionName;
+use zllm_state::{BLOCK_TOKENS, SessionName};
 use zllm_wire::limits::MAX_CHOICES;
 use zllm_wire::{ErrorCode, Fault, GenerationParams, InspectTarget, Prompt, Submit, Template};
 
@@ -250,7 +250,11 @@ fn encode(
     }
     // The limit that the sampler keeps is the one that memory is reserved for.
     let wanted = params.max_tokens.map_or(default_max_tokens, |tokens| tokens as usize);
-    let max_tokens = wanted.min(context - prompt.len());
+    // It is the most that is wanted, so it gives way to the context, and to the memory where that ends first. What leaves no
+    // room in memory is the scheduler's to refuse.
+    let memory = (loaded.device_blocks as usize * BLOCK_TOKENS).saturating_sub(prompt.len());
+    let room = if memory > 0 { memory.min(context - prompt.len()) } else { context - prompt.len() };
+    let max_tokens = wanted.min(room);
     params.max_tokens = Some(max_tokens as u32);
     check_logprobs(&params, max_tokens, n).map_err(invalid)?;
     let samplers = (0..n).map(|choice| loaded.text.generation(&prompt, &params, choice));
