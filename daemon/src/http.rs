@@ -7,6 +7,7 @@
 //! comes from the network is bounded in bytes, depth and time ([`body`], `limits.rs`) before it is looked at.
 
 mod admin;
+mod anthropic;
 mod body;
 mod caller;
 #[allow(dead_code, reason = "the other APIs, which are being written, use it")]
@@ -96,6 +97,7 @@ pub(crate) fn server(
         ollama::routes(&mut router);
         admin::routes(&mut router);
         responses::routes(&mut router);
+        anthropic::routes(&mut router);
         App::new().app_data(http.clone()).wrap(from_fn(edge::edge)).configure(|config| router.finish(config))
     })
     .workers(HTTP_WORKERS)

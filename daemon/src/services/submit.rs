@@ -4,7 +4,7 @@ use super::kv::session_fault;
 use super::{Services, fault, gone};
 use crate::device::port::{Generate, Loaded, TextModel, too_long};
 use crate::inspect::{self, InspectError};
-use crate::kv_store::ContinueSession;
+use crate::kv_store::{ContinueSession, HoldPrefixes};
 use crate::limits::{MAX_ARRIVING, MAX_LABEL_BYTES, MAX_LOGPROBS_PER_JOB, RETRY_AFTER};
 use crate::metrics::Outcome;
 use crate::scheduler::core::ConnectionId;
@@ -16,7 +16,7 @@ use tokio::sync::SemaphorePermit;
 use zllm_engine::SpeechStyle;
 use zllm_state::{BLOCK_TOKENS, SessionName};
 use zllm_wire::limits::MAX_CHOICES;
-use zllm_wire::{ErrorCode, Fault, GenerationParams, InspectTarget, Prompt, Submit, Template};
+use zllm_wire::{ErrorCode, Fault, GenerationParams, InspectTarget, Prompt, Submit, Template, Tenant};
 
 /// Makes a job, and tells how its answers are written. One that is not detached is cancelled when the connection is gone.
 pub(crate) async fn submit(
@@ -129,7 +129,6 @@ impl Services {
     ///
     /// # Errors
     /// The model cannot be loaded, too many are at it, or the prompt makes no sense.
-    #[allow(dead_code, reason = "the APIs that tell it are being written")]
     pub(crate) async fn count_tokens(&self, model: &str, prompt: Prompt) -> Result<usize, Fault> {
         match self.encode(model, vec![prompt]).await?.remove(0) {
             Ok(tokens) => Ok(tokens.len()),
@@ -138,11 +137,47 @@ impl Services {
         }
     }
 
+    /// Pins for a time what a prompt has in common with each of these prompts. How many tokens that is; none where one of
+    /// them makes no sense by itself.
+    ///
+    /// # Errors
+    /// The model cannot be loaded, too many are at it, or the prompt itself makes no sense.
+    pub(crate) async fn hold_prefixes(
+        &self,
+        model: &str,
+        tenant: Option<&Tenant>,
+        prompt: Prompt,
+        prefixes: Vec<(Prompt, Duration)>,
+    ) -> Result<Vec<usize>, Fault> {
+        let (mut prompts, times): (Vec<Prompt>, Vec<Duration>) = prefixes.into_iter().unzip();
+        prompts.push(prompt);
+        let mut encoded = self.encode(model, prompts).await?;
+        let tokens = encoded.pop().expect("as many as were asked for")?;
+        let in_common = |prefix: Result<Vec<u32>, Fault>| match prefix {
+            Ok(prefix) => prefix.iter().zip(&tokens).take_while(|(a, b)| a == b).count(),
+            Err(fault) => {
+                tracing::warn!(
+                    reason = fault.message,
+                    "a prefix is not held: the template does not write it alone"
+                );
+                0
+            }
+        };
+        let lengths: Vec<usize> = encoded.into_iter().map(in_common).collect();
+        let now_ms = self.clock.unix_ms();
+        let until = times.iter().map(|time| now_ms + time.as_millis() as u64);
+        let prefixes = lengths.iter().copied().zip(until).collect();
+        let tenant = tenant.map(Tenant::to_string).unwrap_or_default();
+        let hold = HoldPrefixes { model: model.into(), tenant, tokens, prefixes };
+        let held = self.kv.send(hold).await.map_err(gone)?;
+        tracing::debug!(model, ?lengths, ?held, "marked prefixes");
+        Ok(lengths)
+    }
+
     /// The tokens of each prompt, or what is wrong with it.
     ///
     /// # Errors
     /// The model cannot be loaded, or too many are at it.
-    #[allow(dead_code, reason = "as above")]
     async fn encode(&self, model: &str, prompts: Vec<Prompt>) -> Result<Vec<Result<Vec<u32>, Fault>>, Fault> {
         let _arriving = arrive(self)?;
         let loaded = load(model, self).await?;

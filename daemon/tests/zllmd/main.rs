@@ -1,6 +1,7 @@
 //! The real `zllmd` binary with a real small model, over its real sockets. One test binary, so that it links once.
 
 mod admin;
+mod anthropic;
 mod batches;
 mod burst;
 mod common;

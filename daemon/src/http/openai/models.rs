@@ -1,8 +1,9 @@
 //! `/v1/models`: what can be asked.
 
 use crate::http::Http;
+use crate::http::anthropic::models as anthropic;
 use crate::http::problem::{Kind, Problem};
-use actix_web::{HttpResponse, web};
+use actix_web::{HttpRequest, HttpResponse, web};
 use schemars::JsonSchema;
 use serde::Serialize;
 use zllm_wire::ModelInfo;
@@ -40,15 +41,22 @@ impl From<&ModelInfo> for Model {
     }
 }
 
-/// All of them.
-pub(super) async fn list(http: web::Data<Http>) -> Result<HttpResponse, Problem> {
+/// All of them, in the words of the API whose client asks.
+pub(super) async fn list(request: HttpRequest, http: web::Data<Http>) -> Result<HttpResponse, Problem> {
     let models = http.services.models().await?;
+    if anthropic::is_asked(&request) {
+        return Ok(anthropic::list(&models));
+    }
     let data = models.iter().map(Model::from).collect();
     Ok(HttpResponse::Ok().json(List { object: "list", data }))
 }
 
 /// One of them.
-pub(super) async fn one(http: web::Data<Http>, name: web::Path<String>) -> Result<HttpResponse, Problem> {
+pub(super) async fn one(
+    request: HttpRequest,
+    http: web::Data<Http>,
+    name: web::Path<String>,
+) -> Result<HttpResponse, Problem> {
     let models = http.services.models().await?;
     let model = models.iter().find(|model| model.name == *name).ok_or_else(|| {
         let shown: String = name.chars().take(200).collect();
@@ -57,5 +65,8 @@ pub(super) async fn one(http: web::Data<Http>, name: web::Path<String>) -> Resul
             format!("there is no model {shown:?}; /v1/models lists those that are there"),
         )
     })?;
+    if anthropic::is_asked(&request) {
+        return Ok(anthropic::one(model));
+    }
     Ok(HttpResponse::Ok().json(Model::from(model)))
 }

@@ -37,6 +37,15 @@ pub(crate) fn get(socket: &Path, target: &str) -> Option<HttpAnswer> {
     ask(socket, "GET", target, b"")
 }
 
+/// GETs `target` with more header lines, each with its end.
+pub(crate) fn get_with(socket: &Path, target: &str, lines: &str) -> HttpAnswer {
+    let mut stream = UnixStream::connect(socket).expect("a connection");
+    stream.set_read_timeout(Some(super::PATIENCE)).expect("a timeout");
+    let head = format!("GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{lines}\r\n");
+    stream.write_all(head.as_bytes()).expect("a request");
+    read(&mut BufReader::new(stream)).expect("an answer")
+}
+
 /// POSTs bytes to `target`.
 pub(crate) fn post(socket: &Path, target: &str, body: impl AsRef<[u8]>) -> HttpAnswer {
     ask(socket, "POST", target, body.as_ref()).expect("an answer")
