@@ -119,3 +119,17 @@ fn settings_and_places_are_told() {
     drop(open);
     wait_for("free slots", || slots().iter().all(|slot| slot["is_processing"] == false).then_some(()));
 }
+
+#[test]
+fn every_operation_has_a_name_of_its_own() {
+    let daemon = Daemon::start();
+    let document = get(&daemon.http_socket(), "/openapi.json").expect("an answer").json();
+    let paths = document["paths"].as_object().expect("paths");
+    let operations = paths.values().flat_map(|methods| methods.as_object().expect("methods").values());
+    let names: Vec<&str> =
+        operations.map(|operation| operation["operationId"].as_str().expect("a name")).collect();
+    let distinct: std::collections::BTreeSet<&str> = names.iter().copied().collect();
+    assert!(names.len() > 60 && distinct.len() == names.len(), "{names:?}");
+    assert_eq!(document["paths"]["/zllm/v1/jobs/{job}"]["get"]["operationId"], "get_zllm_v1_jobs_job");
+    assert_eq!(document["paths"]["/api/chat"]["post"]["tags"], json!(["ollama"]));
+}

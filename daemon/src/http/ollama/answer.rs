@@ -122,7 +122,7 @@ pub(super) async fn give<W: From<Words> + Serialize + 'static>(
         let lines = futures_util::stream::unfold(lines, |mut lines| async {
             Some((Ok::<_, Infallible>(lines.next::<W>().await?), lines))
         });
-        return Ok(HttpResponse::Ok().content_type(NDJSON).streaming(Box::pin(lines)));
+        return Ok(HttpResponse::Ok().content_type(NDJSON).streaming(lines));
     }
     let Answered { choices, usage } = turn.finish().await?;
     let choice = choices.into_iter().next().unwrap_or_default();
