@@ -15,7 +15,7 @@ use crate::device::port::Device;
 use crate::device::{DeviceActor, Devices};
 use crate::http::{self, Http};
 use crate::kv_store::{KvStoreActor, OpenDisk, SaveAll};
-use crate::limits::{FLUSH_TIMEOUT, OPEN_TIMEOUT, STUCK_AFTER, WANTED_MODELS_INTERVAL};
+use crate::limits::{FLUSH_TIMEOUT, MAX_EMBEDDED_LISTS, OPEN_TIMEOUT, STUCK_AFTER, WANTED_MODELS_INTERVAL};
 use crate::metrics::Metrics;
 use crate::object_disk::ObjectDisk;
 use crate::pulse::{Organ, Pulses};
@@ -32,7 +32,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 /// Everything that is bound before the runtime starts.
 pub(crate) struct Bound {
@@ -169,6 +169,7 @@ fn start_actors(
         tenant_limit: config.core.tenant,
         arriving,
         encoding,
+        embedded_lists: Semaphore::new(MAX_EMBEDDED_LISTS),
         arrival_time_us: AtomicU64::new(0),
         next_connection: AtomicU64::new(0),
     })

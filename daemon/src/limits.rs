@@ -146,6 +146,12 @@ pub(crate) const JOURNAL_GRACE: Duration = Duration::from_secs(2);
 pub(crate) const READ_BATCH_EVENTS: usize = 64;
 /// Log probabilities that one job may report, alternatives included: about 32 MiB of its log.
 pub(crate) const MAX_LOGPROBS_PER_JOB: u64 = 512 << 10;
+/// Texts of one request for embeddings.
+pub(crate) const MAX_EMBEDDED_TEXTS: usize = 2048;
+/// How many of them are in the queue at one time.
+pub(crate) const EMBEDDED_AT_ONCE: usize = 8;
+/// Requests with more than those at one time: the tokens of the others wait in memory.
+pub(crate) const MAX_EMBEDDED_LISTS: usize = 16;
 /// Longest label of a job, in bytes.
 pub(crate) const MAX_LABEL_BYTES: usize = zllm_wire::limits::MAX_LABEL_BYTES;
 /// Longest name of a client in its hello, in bytes, as it is logged.

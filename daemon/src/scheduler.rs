@@ -18,7 +18,7 @@ mod steering;
 pub(crate) use durable::{Durable, Recover};
 pub(crate) use messages::{
     ConnectionGone, DetailOf, Drain, HasRoom, JobsOf, ModelStates, ReadLog, SchedulerSnapshot, Snapshot,
-    StoryOf, SubmitJob, Submitted, Unload, WantModel, WantedModels,
+    StoryOf, SubmitJob, Submitted, Unload, WantModel, WantedModels, Work,
 };
 pub(crate) use steering::{BatchJobsOf, CancelJobs, HoldJob, Pause, QueueAnswer, QueueOf, SetClass};
 
@@ -39,6 +39,7 @@ use plan::{JobNumber, ModelName, SequenceId, StepPlan};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use tokio::sync::{oneshot, watch};
+use zllm_engine::Pool;
 use zllm_state::{BLOCK_TOKENS, SessionName, SessionUse};
 use zllm_wire::Event;
 
@@ -49,6 +50,8 @@ pub(crate) struct SchedulerActor {
     models: ModelTable,
     /// Samplers of sequences that have not been in a step yet.
     samplers: HashMap<SequenceId, Box<dyn Generate>>,
+    /// Who waits for what is pooled of a job's prompt.
+    pools: HashMap<JobNumber, oneshot::Sender<Pool>>,
     /// Sequences that the device may forget; told with the next step.
     forgets: HashMap<ModelName, Vec<SequenceId>>,
     kv_ops: Vec<KvOp>,
@@ -92,6 +95,7 @@ impl SchedulerActor {
                 jobs: JobTable::default(),
                 models: ModelTable::default(),
                 samplers: HashMap::new(),
+                pools: HashMap::new(),
                 forgets: HashMap::new(),
                 kv_ops: Vec::new(),
                 kv_busy: false,
@@ -151,7 +155,7 @@ impl SchedulerActor {
             Action::Refused { job, refusal } => {
                 self.jobs.remove(job);
                 self.journal.forget(job);
-                self.samplers.retain(|sequence, _| sequence.job != job);
+                self.drop_work(job);
                 self.fellows.metrics.request(Outcome::Refused);
                 self.refusal = Some(refusal);
             }
@@ -182,6 +186,10 @@ impl SchedulerActor {
             Action::Step(plan) => self.run_step(plan, ctx),
             Action::Forget { sequence, model } => self.forgets.entry(model).or_default().push(sequence),
             Action::Event { job, event } => self.event(job, event),
+            Action::Pooled { job, pool } => {
+                // Whoever waited may have gone.
+                let _ = self.pools.remove(&job).map(|reply| reply.send(pool));
+            }
             Action::Measure(measure) => self.fellows.metrics.measure(measure, self.fellows.clock.now()),
             Action::Moment { job, what } => self.jobs.moment(job, what, self.fellows.clock.time()),
             Action::Token { job, token } => {
@@ -208,13 +216,19 @@ impl SchedulerActor {
             Event::Queued { .. } | Event::Started { .. } | Event::Text { .. } => {}
         }
         if log::is_terminal(&event) {
-            self.samplers.retain(|sequence, _| sequence.job != job);
+            self.drop_work(job);
         }
         if self.journal.contains(job) {
             self.journal_event(job, event);
         } else {
             self.jobs.event(job, event, self.fellows.clock.time());
         }
+    }
+
+    /// Drops what a job came with and has not used.
+    fn drop_work(&mut self, job: JobNumber) {
+        self.samplers.retain(|sequence, _| sequence.job != job);
+        self.pools.remove(&job);
     }
 
     fn runs(&mut self, job: JobNumber, runs: bool) {

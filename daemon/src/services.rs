@@ -3,6 +3,7 @@
 //! Invariant: `status`, `list`, `queue` and `models` are answered from the actors' memory; none of them waits for a device's
 //! thread or a disk. `show` of a durable job reads its text from the disk.
 
+pub(crate) mod embed;
 mod kv;
 mod owner;
 mod queue;
@@ -53,6 +54,8 @@ pub(crate) struct Services {
     pub(crate) arriving: Arc<Semaphore>,
     /// Requests that are being tokenized.
     pub(crate) encoding: Arc<Semaphore>,
+    /// Lists of texts that are being embedded, of which a part is in the queue.
+    pub(crate) embedded_lists: Semaphore,
     /// How long requests took lately to come to the queue, in microseconds.
     pub(crate) arrival_time_us: AtomicU64,
     /// The id of the next connection, over whatever protocol.

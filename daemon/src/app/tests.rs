@@ -1,5 +1,7 @@
 //! The whole daemon in one process, on the simulated device: what a real device cannot be made to do at will.
 
+mod embeddings;
+
 use super::*;
 use crate::config::{Cli, LoadWhen, ModelSettings};
 use crate::device::fake::{BROKEN_MODEL, FakeDevice, expected_choice, expected_text};

@@ -182,6 +182,7 @@ impl Device for CpuDevice {
         let Self { backends, models, generations, .. } = self;
         let resident = models.get_mut(&plan.model).expect("steps are planned for loaded models");
         let backend = backends.get_mut(&resident.threads).expect("a loaded model keeps its backend");
+        let width = resident.model.text().width();
         let rows: Vec<StepRow<'_>> = plan
             .rows
             .iter()
@@ -189,13 +190,17 @@ impl Device for CpuDevice {
                 tokens: &row.tokens,
                 position: row.position,
                 blocks: &row.blocks,
-                want: if row.samples { Want::Last } else { Want::Nothing },
+                want: match &row.pool {
+                    Some(pool) => pool.want(),
+                    None if row.samples => Want::Last,
+                    None => Want::Nothing,
+                },
             })
             .collect();
         let output = resident.model.step_stage(backend, &rows, hidden).map_err(|error| error.to_string())?;
-        let mut logits = match output {
+        let (mut logits, mut hidden) = match output {
             StageOutput::Hidden(rows) => return Ok(StageOutcome::Hidden(rows.to_vec())),
-            StageOutput::Last { logits, .. } => logits,
+            StageOutput::Last { logits, hidden } => (logits, hidden),
         };
         let mut wanted = 0;
         let mut outcome = Vec::with_capacity(plan.rows.len());
@@ -208,7 +213,12 @@ impl Device for CpuDevice {
             if accepted.as_ref().is_some_and(is_last) {
                 generations.remove(&row.sequence);
             }
-            outcome.push(RowOutcome { sequence: row.sequence, accepted });
+            let pool = row.pool.clone().map(|mut pool| {
+                let rows = if pool.want() == Want::Hidden { row.tokens.len() } else { 0 };
+                pool.add(hidden.split_off(..rows * width).expect("the rows that were wanted"), width);
+                pool
+            });
+            outcome.push(RowOutcome { sequence: row.sequence, accepted, pool });
         }
         Ok(StageOutcome::Sampled(StepOutcome { rows: outcome }))
     }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-use zllm_engine::{FingerprintPart, SpeechStyle, Stage};
+use zllm_engine::{FingerprintPart, Pool, Pooling, SpeechStyle, Stage};
 use zllm_state::BLOCK_TOKENS;
 use zllm_wire::{ChoiceEnd, ErrorCode, Fault, FinishReason, GenerationParams, Prompt};
 
@@ -112,6 +112,8 @@ impl Device for FakeDevice {
             Arc::new(FakeText(TextFacts {
                 architecture: "fake".into(),
                 context_tokens: FAKE_CONTEXT,
+                width: 2,
+                pooling: Ok(Pooling::Mean),
                 has_template: false,
                 fingerprint,
             }))
@@ -161,11 +163,14 @@ impl Device for FakeDevice {
                 let block = &mut kv[row.blocks[at / BLOCK_TOKENS] as usize];
                 block.get_or_insert([u32::MAX; BLOCK_TOKENS])[at % BLOCK_TOKENS] = *token;
             }
-            let seen = (0..row.position + row.tokens.len()).map(|at| {
-                let block = kv[row.blocks[at / BLOCK_TOKENS] as usize];
-                block.expect("a row sees blocks that were written")[at % BLOCK_TOKENS]
-            });
-            let mut logits = [next_letter(seen, row.sequence.choice)];
+            let end = row.position + row.tokens.len();
+            let seen = |end: usize| {
+                (0..end).map(|at| {
+                    let block = kv[row.blocks[at / BLOCK_TOKENS] as usize];
+                    block.expect("a row sees blocks that were written")[at % BLOCK_TOKENS]
+                })
+            };
+            let mut logits = [next_letter(seen(end), row.sequence.choice)];
             letters.push(logits[0]);
             if stage.index + 1 < stage.of {
                 continue;
@@ -178,7 +183,11 @@ impl Device for FakeDevice {
             if accepted.as_ref().is_some_and(is_last) {
                 self.generations.remove(&row.sequence);
             }
-            rows.push(RowOutcome { sequence: row.sequence, accepted });
+            let pool = row.pool.clone().map(|mut pool| {
+                (row.position + 1..=end).for_each(|end| pool.add(&hidden_row(seen(end)), 2));
+                pool
+            });
+            rows.push(RowOutcome { sequence: row.sequence, accepted, pool });
         }
         assert!(hidden.is_none_or(|before| before == letters), "each stage has seen the same tokens");
         if stage.index + 1 < stage.of {
@@ -235,6 +244,19 @@ fn next_letter(tokens: impl Iterator<Item = u32>, choice: u32) -> f32 {
     (b'a' as u32 + (hash >> 8) % 26) as f32
 }
 
+/// The row behind tokens, and so of all of them.
+fn hidden_row(tokens: impl Iterator<Item = u32>) -> [f32; 2] {
+    [next_letter(tokens, 0), 1.0]
+}
+
+/// The embedding of `text`, alone.
+pub(crate) fn expected_embedding(text: &str) -> Vec<f32> {
+    let tokens: Vec<u32> = text.bytes().map(u32::from).collect();
+    let mut pool = Pool::new(Pooling::Mean);
+    (1..=tokens.len()).for_each(|end| pool.add(&hidden_row(tokens[..end].iter().copied()), 2));
+    pool.finish(None).expect("letters are above 0")
+}
+
 /// What the fake answers to `prompt`, alone.
 pub(crate) fn expected_text(prompt: &str, tokens: usize) -> String {
     expected_choice(prompt, tokens, 0)
@@ -279,6 +301,15 @@ impl TextModel for FakeText {
 
     fn customs(&self) -> Customs {
         Customs::default()
+    }
+
+    fn encode_whole(&self, text: &Prompt, cut: bool) -> Result<Vec<u32>, Fault> {
+        let (mut tokens, _) = self.encode(text, 0)?;
+        if tokens.len() > FAKE_CONTEXT && !cut {
+            return Err(too_long(tokens.len(), FAKE_CONTEXT));
+        }
+        tokens.truncate(FAKE_CONTEXT);
+        Ok(tokens)
     }
 
     fn tokenize(&self, text: &str, _: bool, _: bool) -> Result<Vec<u32>, String> {

@@ -4,7 +4,7 @@
 use crate::config::ModelSettings;
 use crate::scheduler::plan::{Accepted, ModelName, SequenceId, StepOutcome, StepPlan};
 use std::sync::Arc;
-use zllm_engine::{FingerprintPart, SpeechStyle, Stage};
+use zllm_engine::{FingerprintPart, Pooling, SpeechStyle, Stage};
 use zllm_wire::{ChoiceEnd, ErrorCode, Fault, GenerationParams, LoadStage, Prompt};
 
 /// A device, owned by one thread.
@@ -95,6 +95,12 @@ pub(crate) trait TextModel: Send + Sync {
     /// What it says of conversations.
     fn customs(&self) -> Customs;
 
+    /// The tokens of a text that is to be embedded, as [`zllm_engine::TextModel::encode_whole`].
+    ///
+    /// # Errors
+    /// What is wrong with the text.
+    fn encode_whole(&self, text: &Prompt, cut: bool) -> Result<Vec<u32>, Fault>;
+
     /// The tokens of a text; `add_bos` as the model wants it.
     ///
     /// # Errors
@@ -182,6 +188,10 @@ pub(crate) enum StageOutcome {
 pub(crate) struct TextFacts {
     pub(crate) architecture: String,
     pub(crate) context_tokens: usize,
+    /// Values of an embedding.
+    pub(crate) width: usize,
+    /// How a text becomes one, or why none does.
+    pub(crate) pooling: Result<Pooling, String>,
     pub(crate) has_template: bool,
     pub(crate) fingerprint: [u8; 32],
 }

@@ -42,8 +42,14 @@ fn step(
     begin: Option<Box<dyn Generate>>,
 ) -> impl Future<Output = Result<StepDone, String>> + use<> {
     let samples = begin.is_some();
-    let row =
-        PlanRow { sequence: SEQUENCE, tokens: tokens.to_vec(), position, blocks: blocks.into(), samples };
+    let row = PlanRow {
+        sequence: SEQUENCE,
+        tokens: tokens.to_vec(),
+        position,
+        blocks: blocks.into(),
+        samples,
+        pool: None,
+    };
     let begins = begin.map(|generation| (SEQUENCE, generation)).into_iter().collect();
     devices.run_step(StepPlan { model: "m".into(), rows: vec![row] }, begins, Vec::new())
 }

@@ -19,6 +19,8 @@ impl EngineText {
         let facts = TextFacts {
             architecture: text.architecture().to_owned(),
             context_tokens: text.context_length(),
+            width: text.width(),
+            pooling: text.pooling().map_err(|error| error.to_string()),
             has_template: text.has_template(),
             fingerprint,
         };
@@ -79,6 +81,21 @@ impl TextModel for EngineText {
             bos_token: text(tokenizer.and_then(|tokenizer| tokenizer.bos())),
             eos_token: text(tokenizer.and_then(|tokenizer| tokenizer.eos())),
         }
+    }
+
+    fn encode_whole(&self, text: &zllm_wire::Prompt, cut: bool) -> Result<Vec<u32>, Fault> {
+        // No conversation, and so no date.
+        let prompt = engine_prompt(text, 0).map_err(invalid)?;
+        self.text.encode_whole(&prompt, cut).map_err(|error| {
+            let message = error.to_string();
+            match error {
+                RequestError::InputTooLong { tokens, context } => {
+                    let code = ErrorCode::TooLong { tokens: tokens as u64, context: context as u64 };
+                    Fault { code, message }
+                }
+                _ => invalid(message),
+            }
+        })
     }
 
     fn tokenize(&self, text: &str, parse_special: bool, add_bos: bool) -> Result<Vec<u32>, String> {

@@ -49,7 +49,12 @@ impl Caller {
     /// Makes a request the caller's.
     pub(super) fn own(&self, request: &mut Submit) {
         request.tenant.clone_from(&self.tenant);
-        request.class = self.class.map_or(request.class, |most| request.class.max(most));
+        request.class = self.class(request.class);
+    }
+
+    /// The class that it gets for this one.
+    pub(super) fn class(&self, asked: Class) -> Class {
+        self.class.map_or(asked, |most| asked.max(most))
     }
 }
 

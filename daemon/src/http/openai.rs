@@ -1,4 +1,4 @@
-//! OpenAI's API: models, chat completions and completions, as OpenAI's own clients expect them.
+//! OpenAI's API: models, chat completions, completions and embeddings, as OpenAI's own clients expect them.
 //!
 //! Fields that we do not know are ignored, as OpenAI does. What we know and cannot honour is refused by its name.
 
@@ -6,6 +6,7 @@ mod answer;
 mod batches;
 mod chat;
 mod completions;
+mod embeddings;
 mod files;
 mod models;
 mod params;
@@ -45,6 +46,13 @@ pub(super) fn routes(router: &mut Router) {
             .takes::<Params>()
             .gives::<completions::Completion>()
             .streams("text/event-stream"),
+    );
+    router.post(
+        "/v1/embeddings",
+        web::to(embeddings::create),
+        Operation::new("Turn texts into vectors")
+            .takes::<embeddings::Request>()
+            .gives::<embeddings::EmbeddingList>(),
     );
     files_and_batches(router);
 }

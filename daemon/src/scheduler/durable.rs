@@ -332,6 +332,7 @@ impl SchedulerActor {
             max_tokens: facts.params.max_tokens.unwrap_or(1).max(1) as usize,
             prompt,
             choices: n,
+            pooling: None,
             arrived_at: facts.submitted_at,
             start_by: facts.start_by,
             deadline: facts.deadline,

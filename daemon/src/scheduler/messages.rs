@@ -14,6 +14,7 @@ use actix::prelude::*;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use tokio::sync::oneshot;
+use zllm_engine::{Pool, Pooling};
 use zllm_wire::{
     BatchId, Class, ErrorCode, Fault, GenerationParams, IdempotencyKey, JobDetail, JobId, JobInfo,
     ModelState, SessionId, SessionRef,
@@ -46,8 +47,7 @@ pub(crate) struct SubmitJob {
     pub(crate) tenant: String,
     pub(crate) prompt: Vec<u32>,
     pub(crate) max_tokens: usize,
-    /// One for each answer, in order.
-    pub(crate) samplers: Vec<Box<dyn Generate>>,
+    pub(crate) work: Work,
     pub(crate) params: GenerationParams,
     pub(crate) session: Option<SessionId>,
     pub(crate) label: Option<String>,
@@ -60,6 +60,15 @@ pub(crate) struct SubmitJob {
     pub(crate) deadline: Option<Time>,
     /// The connection whose end cancels it; `None`: it is durable.
     pub(crate) owner: Option<ConnectionId>,
+}
+
+/// What becomes of a job's prompt.
+pub(crate) enum Work {
+    /// Answers, with a sampler for each, in order.
+    Answer(Vec<Box<dyn Generate>>),
+    /// An embedding. The pool of the whole prompt is sent before the end is in the job's log, and never if the job ends
+    /// otherwise.
+    Embed(Pooling, oneshot::Sender<Pool>),
 }
 
 /// Whether a request that is about to be tokenized would be refused all the same.
@@ -184,6 +193,10 @@ impl SchedulerActor {
         }
         let number = self.next_number();
         let detached = job.owner.is_none();
+        assert!(
+            !(detached && matches!(job.work, Work::Embed(..))),
+            "whoever wants an embedding waits for it"
+        );
         let facts = JobFacts {
             id: job_id(number),
             label: job.label,
@@ -213,9 +226,7 @@ impl SchedulerActor {
             self.journal.begin(number, zllm_state::JobState::Queued, 0, 0);
             self.journal.record(number);
         }
-        let choices = job.samplers.len() as u32;
-        let sequences = (0..choices).map(|choice| SequenceId { job: number, choice });
-        self.samplers.extend(sequences.zip(job.samplers));
+        let (choices, pooling) = self.take_work(number, job.work);
         let prompt = if detached { job.prompt.clone() } else { Vec::new() };
         let new = NewJob {
             id: number,
@@ -225,6 +236,7 @@ impl SchedulerActor {
             prompt: job.prompt,
             max_tokens: job.max_tokens,
             choices,
+            pooling,
             bytes: job.bytes,
             arrived_at: job.arrived_at,
             start_by: job.start_by,
@@ -235,6 +247,22 @@ impl SchedulerActor {
         match self.refusal.take() {
             Some(refusal) => Err(refusal),
             None => Ok((number, prompt)),
+        }
+    }
+
+    /// Keeps what a job is computed with; how many answers it has, and how it is pooled.
+    fn take_work(&mut self, number: JobNumber, work: Work) -> (u32, Option<Pooling>) {
+        match work {
+            Work::Answer(samplers) => {
+                let choices = samplers.len() as u32;
+                let sequences = (0..choices).map(|choice| SequenceId { job: number, choice });
+                self.samplers.extend(sequences.zip(samplers));
+                (choices, None)
+            }
+            Work::Embed(pooling, reply) => {
+                self.pools.insert(number, reply);
+                (1, Some(pooling))
+            }
         }
     }
 

@@ -2,6 +2,7 @@
 //! simulated device can stand in for a real one.
 
 use std::sync::Arc;
+use zllm_engine::Pool;
 use zllm_wire::{ChoiceEnd, TokenLogprob};
 
 /// A model's name, as configured.
@@ -19,14 +20,14 @@ pub(crate) struct SequenceId {
 }
 
 /// One batch for one model: the decode rows of all its running sequences and at most one prefill chunk.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct StepPlan {
     pub(crate) model: ModelName,
     pub(crate) rows: Vec<PlanRow>,
 }
 
 /// Tokens of one sequence, in order, whose KV is computed in this step.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct PlanRow {
     pub(crate) sequence: SequenceId,
     pub(crate) tokens: Vec<u32>,
@@ -36,6 +37,8 @@ pub(crate) struct PlanRow {
     pub(crate) blocks: Arc<[u32]>,
     /// Whether a token is sampled after the last of `tokens`.
     pub(crate) samples: bool,
+    /// What is pooled of a text that becomes an embedding, before `tokens`.
+    pub(crate) pool: Option<Pool>,
 }
 
 /// What a step gave, a row for each row of its plan, in the same order.
@@ -50,6 +53,8 @@ pub(crate) struct RowOutcome {
     pub(crate) sequence: SequenceId,
     /// The next token, where one was asked for, or why the model gave none.
     pub(crate) accepted: Option<Result<Accepted, String>>,
+    /// The row's pool, with its tokens.
+    pub(crate) pool: Option<Pool>,
 }
 
 /// A sampled token.

@@ -9,7 +9,7 @@ use crate::limits::{MAX_ARRIVING, MAX_LABEL_BYTES, MAX_LOGPROBS_PER_JOB, RETRY_A
 use crate::metrics::Outcome;
 use crate::scheduler::core::ConnectionId;
 use crate::scheduler::models::LoadState;
-use crate::scheduler::{HasRoom, SubmitJob, Submitted};
+use crate::scheduler::{HasRoom, SubmitJob, Submitted, Work};
 use std::path::PathBuf;
 use std::time::Duration;
 use tokio::sync::SemaphorePermit;
@@ -54,7 +54,7 @@ pub(crate) async fn submit(
         tenant,
         prompt,
         max_tokens,
-        samplers,
+        work: Work::Answer(samplers),
         params,
         session,
         label,
@@ -312,7 +312,7 @@ fn check_logprobs(params: &GenerationParams, max_tokens: usize, n: u32) -> Resul
 }
 
 /// Takes a place among the requests that are not in the queue yet.
-fn arrive(services: &Services) -> Result<SemaphorePermit<'_>, Fault> {
+pub(super) fn arrive(services: &Services) -> Result<SemaphorePermit<'_>, Fault> {
     services.arriving.try_acquire().map_err(|_| {
         let message = format!("{MAX_ARRIVING} requests wait for a model or for their tokens");
         // About when one of them will be through.
@@ -321,7 +321,7 @@ fn arrive(services: &Services) -> Result<SemaphorePermit<'_>, Fault> {
     })
 }
 
-async fn load(model: &str, services: &Services) -> Result<Loaded, Fault> {
+pub(super) async fn load(model: &str, services: &Services) -> Result<Loaded, Fault> {
     let mut watch = services.want(model).await?;
     let state = watch.wait_for(|state| !matches!(state, LoadState::Loading(_))).await;
     match state.map(|state| state.clone()) {
@@ -333,7 +333,7 @@ async fn load(model: &str, services: &Services) -> Result<Loaded, Fault> {
 
 /// Runs what takes a core for a while on the blocking pool, a few at a time. The work keeps its place until it is done,
 /// whether or not anybody still waits for it: a client that asks and leaves cannot start more.
-async fn off_the_loop<T: Send + 'static>(
+pub(super) async fn off_the_loop<T: Send + 'static>(
     services: &Services,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Fault> {
@@ -352,7 +352,7 @@ async fn off_the_loop<T: Send + 'static>(
 }
 
 /// A request that never became a job counts as refused.
-fn refuse(services: &Services, fault: Fault) -> Fault {
+pub(super) fn refuse(services: &Services, fault: Fault) -> Fault {
     services.metrics.request(Outcome::Refused);
     fault
 }

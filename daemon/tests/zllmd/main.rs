@@ -6,6 +6,7 @@ mod batches;
 mod burst;
 mod common;
 mod devices;
+mod embeddings;
 mod generate;
 mod inspect;
 mod job_crash;

@@ -69,7 +69,7 @@ pub(super) struct Note {
 
 impl Note {
     pub(super) fn outcome(self, cached: usize, prompt: usize, near_miss: Option<NearMiss>) -> CacheOutcome {
-        if cached + 1 >= prompt {
+        if prompt > 0 && cached + 1 >= prompt {
             return CacheOutcome::Whole;
         }
         if let Some(reason) = self.unreadable {

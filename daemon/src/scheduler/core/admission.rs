@@ -53,7 +53,7 @@ impl Core {
             sequence,
             model: job.model.clone(),
             tenant: job.tenant.clone(),
-            tokens: job.tokens_of(choice),
+            tokens: if job.pooling.is_some() { job.shareable() } else { job.tokens_of(choice) },
             capacity_tokens: job::capacity_tokens(job.prompt.len(), job.max_tokens),
         });
         if !job.has_started() {
@@ -69,6 +69,7 @@ impl Core {
         let waits = |id: &JobNumber| {
             let job = &self.jobs[id];
             job.may_start_next()
+                && job.pooling.is_none()
                 && !job.has_started()
                 && !self.is_asking(*id)
                 && self.models.contains_key(&job.model)
@@ -149,7 +150,7 @@ impl Core {
         if !ran {
             self.actions.push(Action::Began { job: id });
         }
-        if running.generated() > 0 || !first || job.restored {
+        if job.pooling.is_none() && (running.generated() > 0 || !first || job.restored) {
             let prompt = job.prompt.clone();
             let generated = running.tokens[prompt.len()..].to_vec();
             let (model, state) = (job.model.clone(), running.state());

@@ -61,8 +61,8 @@ impl Whose<'_> {
 impl Core {
     pub(super) fn submit(&mut self, new: NewJob, now: Time) {
         assert!(
-            !new.prompt.is_empty() && new.max_tokens > 0 && new.choices > 0,
-            "the caller refuses empty prompts, empty answers and none"
+            !new.prompt.is_empty() && new.choices > 0 && (new.max_tokens > 0) != new.pooling.is_some(),
+            "the caller refuses empty prompts, empty answers and none; an embedding is no answer"
         );
         let id = new.id;
         if let Err(refusal) = self.judge(&new, now) {

@@ -68,7 +68,7 @@ impl Core {
             self.learn_run(id, &running, now);
         }
         let mut tokens = running.tokens;
-        tokens.truncate(running.computed);
+        tokens.truncate(if running.pool.is_some() { 0 } else { running.computed });
         let (lease, cached_tokens) = (running.lease.id, running.lease.cached_tokens());
         let model = self.models.get_mut(&name).expect("a model outlives what runs");
         model.starved = false;

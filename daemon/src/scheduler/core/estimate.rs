@@ -62,7 +62,10 @@ impl Core {
         let max_tokens = job.max_tokens;
         let rates = &mut self.rates;
         rates.mean_run = rates.mean_run.mul_f64(1.0 - NEWER) + took.mul_f64(NEWER);
-        rates.answer_share += (running.generated() as f64 / max_tokens as f64 - rates.answer_share) * NEWER;
+        if max_tokens > 0 {
+            rates.answer_share +=
+                (running.generated() as f64 / max_tokens as f64 - rates.answer_share) * NEWER;
+        }
         if computed > 0.0 && generated > 0 {
             let stretch = (took.as_secs_f64() / computed).clamp(*STRETCH.start(), *STRETCH.end());
             rates.stretch += (stretch - rates.stretch) * NEWER;

@@ -3,6 +3,7 @@
 use crate::scheduler::plan::{JobNumber, ModelName, SequenceId, StepOutcome, StepPlan};
 use std::sync::Arc;
 use std::time::Duration;
+use zllm_engine::{Pool, Pooling};
 use zllm_state::{ByTier, LeaseId};
 use zllm_wire::{ChoiceEnd, Class, Event, MomentKind, TokenLogprob, TokenTiers};
 
@@ -51,10 +52,13 @@ pub(crate) struct NewJob {
     pub(crate) tenant: String,
     pub(crate) class: Class,
     pub(crate) prompt: Vec<u32>,
-    /// Tokens to generate at most, in each answer; the context's end included.
+    /// Tokens to generate at most, in each answer; the context's end included. None, of a text that becomes an embedding.
     pub(crate) max_tokens: usize,
     /// Answers to generate.
     pub(crate) choices: u32,
+    /// How the prompt becomes an embedding. Such a job ends with its prompt. It computes all of it and leaves nothing in the
+    /// KV cache: rows that were not computed cannot be pooled.
+    pub(crate) pooling: Option<Pooling>,
     /// Size of the request, for the queue's bound.
     pub(crate) bytes: usize,
     /// When the request came in, before its model was loaded and its prompt tokenized.
@@ -207,7 +211,7 @@ pub(crate) enum Action {
         sequence: SequenceId,
         model: ModelName,
         tenant: String,
-        /// The prompt, and what was generated of a sequence that goes on.
+        /// The prompt, and what was generated of a sequence that goes on; none of one that shares nothing.
         tokens: Arc<[u32]>,
         capacity_tokens: usize,
     },
@@ -223,7 +227,8 @@ pub(crate) enum Action {
     Parked { job: JobNumber },
     /// The next block of a lease is full, with these tokens.
     Commit { lease: LeaseId, tokens: Vec<u32> },
-    /// Give a lease back. `tokens` are those whose KV is in its blocks: the full blocks are committed, the rest is a tail.
+    /// Give a lease back. `tokens` are those whose KV is in its blocks and may be shared: the full blocks are committed, the
+    /// rest is a tail.
     Release {
         sequence: SequenceId,
         lease: LeaseId,
@@ -242,6 +247,8 @@ pub(crate) enum Action {
     Event { job: JobNumber, event: Event },
     /// A token was generated. The text that it let go of is in the event before this action.
     Token { job: JobNumber, token: Generated },
+    /// All of the job's prompt is pooled.
+    Pooled { job: JobNumber, pool: Pool },
     /// The job has come to a point of its way.
     Moment { job: JobNumber, what: MomentKind },
     /// Something was measured.

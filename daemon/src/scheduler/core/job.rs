@@ -6,6 +6,7 @@ use super::{
 use crate::scheduler::plan::{Accepted, ModelName};
 use std::sync::Arc;
 use std::time::Duration;
+use zllm_engine::{Pool, Pooling};
 use zllm_state::{BLOCK_TOKENS, ByTier};
 use zllm_wire::{ChoiceEnd, Class, Event, FinishReason, Usage};
 
@@ -16,6 +17,8 @@ pub(super) struct Job {
     pub(super) class: Class,
     pub(super) prompt: Arc<[u32]>,
     pub(super) max_tokens: usize,
+    /// How its prompt becomes an embedding.
+    pub(super) pooling: Option<Pooling>,
     pub(super) bytes: usize,
     pub(super) owner: Option<ConnectionId>,
     pub(super) arrived_at: Time,
@@ -77,6 +80,8 @@ pub(super) struct Running {
     began_with: usize,
     /// Leading tokens whose KV is in the blocks. At least one token is always left: the next to feed.
     pub(super) computed: usize,
+    /// What is pooled of them, if it becomes an embedding.
+    pub(super) pool: Option<Pool>,
     /// Leading blocks that are committed.
     committed: usize,
     /// The class that it was admitted as: its own, or one above after a long wait.
@@ -93,8 +98,11 @@ pub(super) struct Running {
 
 /// KV positions that an answer may fill: the last token that is sampled is never fed.
 pub(super) fn capacity_tokens(prompt_tokens: usize, max_tokens: usize) -> usize {
-    prompt_tokens + max_tokens - 1
+    prompt_tokens + max_tokens.saturating_sub(1)
 }
+
+/// The end of a text that became an embedding.
+pub(super) const POOLED: ChoiceEnd = ChoiceEnd { reason: FinishReason::Stop, stop: None };
 
 /// The end of an answer that is cut short.
 pub(super) const CANCELLED: ChoiceEnd = ChoiceEnd { reason: FinishReason::Cancelled, stop: None };
@@ -107,6 +115,7 @@ impl Job {
             class: new.class,
             prompt: new.prompt.into(),
             max_tokens: new.max_tokens,
+            pooling: new.pooling,
             bytes: new.bytes,
             stored: new.owner.is_some(),
             owner: new.owner,
@@ -193,6 +202,11 @@ impl Job {
         }
     }
 
+    /// The part of its prompt that may be in the KV cache.
+    pub(super) fn shareable(&self) -> Arc<[u32]> {
+        if self.pooling.is_some() { Arc::default() } else { self.prompt.clone() }
+    }
+
     /// The prompt, and what an answer that waits has generated.
     pub(super) fn tokens_of(&self, choice: u32) -> Arc<[u32]> {
         match &self.choices[choice as usize] {
@@ -213,7 +227,8 @@ impl Job {
             unreachable!("an answer starts when it waits");
         };
         let cached = lease.cache.cached;
-        let running = Running::new(choice, self.prompt.len(), tokens, progress, lease, level, now);
+        let mut running = Running::new(choice, self.prompt.len(), tokens, progress, lease, level, now);
+        running.pool = self.pooling.map(Pool::new);
         *place = Choice::Running(Box::new(running));
         let first = self.tally.started_at.is_none() && self.stopping.is_none();
         if first {
@@ -332,6 +347,7 @@ impl Running {
             tokens,
             prompt_tokens,
             computed: cached_tokens,
+            pool: None,
             committed: cached_tokens / BLOCK_TOKENS,
             lease,
             level,
@@ -359,14 +375,22 @@ impl Running {
         (prompt, self.tokens.len() - self.began_with)
     }
 
+    /// The pool of a text that becomes an embedding, once all of it is in there.
+    pub(super) fn whole_pool(&self) -> Option<&Pool> {
+        self.pool.as_ref().filter(|_| self.pending() == 0)
+    }
+
     /// Tokens whose KV is to be computed before the next one can be sampled.
     pub(super) fn pending(&self) -> usize {
         self.tokens.len() - self.computed
     }
 
-    /// Tokens of the blocks that have become full, in order; each is given once. The first may have begun with cached
-    /// tokens.
+    /// Tokens of the blocks that have become full and may be shared, in order; each is given once. The first may have begun
+    /// with cached tokens.
     pub(super) fn newly_full_blocks(&mut self) -> Vec<Vec<u32>> {
+        if self.pool.is_some() {
+            return Vec::new();
+        }
         let full = self.computed / BLOCK_TOKENS;
         let blocks = self.committed..full;
         self.committed = full;

@@ -42,11 +42,11 @@ pub(super) struct Line {
 }
 
 /// What started last of a model.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Latest {
     /// When, by class.
     at: [Time; 3],
-    /// The prompt of the last one.
+    /// The prompt of the last one that left its KV in the cache.
     prompt: Arc<[u32]>,
 }
 
@@ -105,10 +105,11 @@ impl Line {
 
     /// The job starts now; it must wait.
     pub(super) fn start(&mut self, job: &Job, now: Time) {
-        let prompt = job.prompt.clone();
-        let latest = self.latest.entry(job.model.clone()).or_insert(Latest { at: [Time::ZERO; 3], prompt });
+        let latest = self.latest.entry(job.model.clone()).or_default();
         latest.at[job.class as usize] = now;
-        latest.prompt = job.prompt.clone();
+        if job.pooling.is_none() {
+            latest.prompt = job.prompt.clone();
+        }
         if !job.has_started() {
             self.count(job, |sum, part| sum - part);
         }
@@ -242,7 +243,7 @@ impl Line {
         let head = &jobs[&first];
         let latest = self.latest.get(&head.model).map_or(&[][..], |latest| &latest.prompt);
         let work = |job: &Job| {
-            let shared = job.prompt.iter().zip(latest).take_while(|(one, other)| one == other).count();
+            let shared = job.shareable().iter().zip(latest).take_while(|(one, other)| one == other).count();
             job.prompt.len() - shared
         };
         let alike = |job: &Job| {

@@ -1,5 +1,7 @@
 //! Single decisions of the core that the simulation meets only by chance.
 
+mod embeddings;
+
 use super::job::CANCELLED;
 use super::*;
 use crate::limits::{PREFETCHED_JOBS, RETRY_AFTER};
@@ -59,6 +61,7 @@ fn new_job(id: u64, prompt_tokens: usize, max_tokens: usize) -> NewJob {
         prompt: vec![1; prompt_tokens],
         max_tokens,
         choices: 1,
+        pooling: None,
         bytes: 10,
         arrived_at: Duration::ZERO,
         start_by: None,
@@ -124,6 +127,7 @@ fn done(core: &mut Core, tokens: &[(u64, Option<u32>)]) -> Vec<Action> {
         .map(|&(id, token)| RowOutcome {
             sequence: first(id),
             accepted: token.map(|token| Ok(accepted(token, "x", ""))),
+            pool: None,
         })
         .collect();
     step_done(core, rows)
@@ -228,7 +232,7 @@ fn a_sequence_that_gives_no_token_fails_alone_and_gives_its_blocks_back() {
     let mut core = core();
     core.step(job(1, 3, 9), Duration::ZERO);
     grant(&mut core, 1, &[0]);
-    let row = RowOutcome { sequence: first(1), accepted: Some(Err("no number".into())) };
+    let row = RowOutcome { sequence: first(1), accepted: Some(Err("no number".into())), pool: None };
     let actions = step_done(&mut core, vec![row]);
     let failed = |action: &Action| matches!(action, Action::Event { event: Event::Failed { message }, .. } if message == "no number");
     assert!(actions.iter().any(failed), "{actions:?}");
@@ -249,11 +253,11 @@ fn text_that_is_held_back_comes_before_the_cancelled_end() {
     core.step(job(1, 3, 9), Duration::ZERO);
     grant(&mut core, 1, &[0]);
     let first_token = accepted(7, "", "<en");
-    let row = RowOutcome { sequence: first(1), accepted: Some(Ok(first_token)) };
+    let row = RowOutcome { sequence: first(1), accepted: Some(Ok(first_token)), pool: None };
     step_done(&mut core, vec![row]);
     core.step(Input::Cancel(vec![JobNumber(1)]), Duration::ZERO);
     let second_token = accepted(8, "", "<end");
-    let row = RowOutcome { sequence: first(1), accepted: Some(Ok(second_token)) };
+    let row = RowOutcome { sequence: first(1), accepted: Some(Ok(second_token)), pool: None };
     let actions = step_done(&mut core, vec![row]);
     let events: Vec<_> = actions
         .iter()
@@ -329,7 +333,7 @@ fn a_failing_answer_fails_its_job_once_and_every_lease_comes_back() {
     // Whoever is in the step: the first fails, the others get a token.
     let rows = in_flight.rows.iter().enumerate().map(|(at, row)| {
         let result = if at == 0 { Err("no number".to_owned()) } else { Ok(accepted(8, "x", "")) };
-        RowOutcome { sequence: row.sequence, accepted: row.samples.then_some(result) }
+        RowOutcome { sequence: row.sequence, accepted: row.samples.then_some(result), pool: None }
     });
     let rows = rows.collect();
     let actions = step_done(&mut core, rows);
@@ -351,6 +355,7 @@ fn a_cancel_ends_every_answer_and_counts_what_they_took_together() {
         let outcome = |row: &PlanRow| RowOutcome {
             sequence: row.sequence,
             accepted: row.samples.then(|| Ok(accepted(8, "x", ""))),
+            pool: None,
         };
         let rows = plan.rows.iter().map(outcome).collect();
         actions = step_done(&mut core, rows);

@@ -1,9 +1,9 @@
 //! Model work: which rows make a step, and what its outcome means.
 
 use super::ending::Cut;
-use super::job::{CANCELLED, Running, Stop};
+use super::job::{CANCELLED, POOLED, Running, Stop};
 use super::{Action, Core, Measure, Time};
-use crate::scheduler::plan::{Accepted, ModelName, PlanRow, SequenceId, StepOutcome, StepPlan};
+use crate::scheduler::plan::{Accepted, ModelName, PlanRow, RowOutcome, SequenceId, StepOutcome, StepPlan};
 use std::collections::HashSet;
 use std::time::Duration;
 use zllm_wire::{ChoiceEnd, FinishReason, MomentKind};
@@ -68,7 +68,8 @@ impl Core {
                     tokens: running.tokens[running.computed..running.computed + planned].to_vec(),
                     position: running.computed,
                     blocks: running.lease.blocks.clone(),
-                    samples: planned == pending,
+                    samples: planned == pending && running.pool.is_none(),
+                    pool: running.pool.clone(),
                 });
             }
         }
@@ -91,7 +92,8 @@ impl Core {
             if matches!(result.accepted, Some(Err(_))) {
                 failed.push(id);
             }
-            self.row_done(row, result.accepted, now);
+            assert_eq!(row.pool.is_some(), result.pool.is_some(), "a pool comes back with its row");
+            self.row_done(row, result, now);
         }
         // Only now: a failed job's other answers may have rows of their own in the step.
         for id in failed {
@@ -99,7 +101,8 @@ impl Core {
         }
     }
 
-    fn row_done(&mut self, row: PlanRow, accepted: Option<Result<Accepted, String>>, now: Time) {
+    fn row_done(&mut self, row: PlanRow, result: RowOutcome, now: Time) {
+        let RowOutcome { accepted, pool, .. } = result;
         let SequenceId { job: id, choice } = row.sequence;
         let job = self.jobs.get_mut(&id).expect("a job in a step is kept until the step ends");
         self.line.served(job, row.tokens.len());
@@ -109,17 +112,22 @@ impl Core {
         }
         let running = job.running_mut(choice);
         running.computed += row.tokens.len();
+        running.pool = pool;
         let prefill_done = choice == 0 && running.computed >= prompt_tokens && row.position < prompt_tokens;
-        // A sequence that finished or failed is forgotten by the device.
-        running.device_knows = true;
+        // A sequence that finished or failed is forgotten by the device; of one that is pooled it keeps nothing.
+        running.device_knows = running.pool.is_none();
         for tokens in running.newly_full_blocks() {
             self.actions.push(Action::Commit { lease: running.lease.id, tokens });
         }
+        let pool = running.whole_pool().cloned();
         if prefill_done && running.generated() == 0 {
             self.moment(id, MomentKind::PrefillDone);
         }
         let end = match accepted {
-            None => None,
+            None => pool.map(|pool| {
+                self.actions.push(Action::Pooled { job: id, pool });
+                POOLED
+            }),
             Some(Err(message)) => {
                 let job = self.jobs.get_mut(&id).expect("its row was in the step");
                 job.running_mut(choice).device_knows = false;

@@ -26,6 +26,7 @@ fn new(id: u64, tenant: &str, class: Class, prompt: Vec<u32>) -> NewJob {
         prompt,
         max_tokens: 10,
         choices: 1,
+        pooling: None,
         bytes: 1,
         arrived_at: Duration::ZERO,
         start_by: None,

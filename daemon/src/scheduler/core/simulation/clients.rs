@@ -9,7 +9,7 @@ use crate::scheduler::plan::JobNumber;
 use std::time::Duration;
 use zllm_wire::Class;
 
-/// Tokens of a question, an answer or a text, from and to.
+/// Tokens of a question, an answer or a text, from and to. A job that asks for no answer is a text to be embedded.
 type Range = (usize, usize);
 
 #[derive(Debug, Clone)]
@@ -130,14 +130,15 @@ impl Client {
             }
         };
         let choices = if self.rng.chance(80) { 2 + self.rng.below(3) as u32 } else { 1 };
+        let max_tokens = self.rng.between(answer);
         Request {
             client: self.index,
             tenant: self.plan.tenant.clone(),
             class,
             model: self.plan.model,
             prompt,
-            max_tokens: self.rng.between(answer),
-            choices,
+            max_tokens,
+            choices: if max_tokens == 0 { 1 } else { choices },
             sampling: Sampling { ends_in: 250, logprobs: self.rng.chance(100) },
             owner,
             start_within: None,

@@ -3,8 +3,8 @@
 use super::job::Job;
 use super::rng::Rng;
 use super::store::Store;
-use super::text::{Sampler, kv_of};
-use crate::scheduler::plan::{Accepted, PlanRow, SequenceId, StepPlan};
+use super::text::{Sampler, kv_of, row_of};
+use crate::scheduler::plan::{Accepted, PlanRow, RowOutcome, SequenceId, StepPlan};
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -114,7 +114,7 @@ impl Device {
         self.samplers.len() + self.prepared.len()
     }
 
-    /// Computes a row: reads the KV before it, writes its own, draws a token if one is asked for.
+    /// Computes a row: reads the KV before it, writes its own, draws a token if one is asked for, or pools.
     ///
     /// # Errors
     /// When the row is not the sequence's next, or the blocks hold something else than its KV.
@@ -125,13 +125,14 @@ impl Device {
         store: &mut Store,
         rng: &mut Rng,
         fails: bool,
-    ) -> Result<Option<Result<Accepted, String>>, String> {
+    ) -> Result<RowOutcome, String> {
         let PlanRow { sequence, position, .. } = *row;
         let (model, choice) = (job.request.model, sequence.choice);
         let answer = &job.answers[choice as usize];
         let mut known = job.request.prompt.iter().chain(&answer.tokens).skip(position);
         let length = job.request.prompt.len() + answer.tokens.len();
-        let fits = row.samples == (position + row.tokens.len() == length);
+        let fits = row.samples == (position + row.tokens.len() == length && !job.pools());
+        let fits = fits && row.pool.is_some() == job.pools();
         if !fits || !row.tokens.iter().all(|token| known.next() == Some(token)) {
             return Err(format!("{row:?} is no part of the {length} tokens that its sequence has"));
         }
@@ -151,6 +152,10 @@ impl Device {
         };
         let kvs: Vec<u64> = row.tokens.iter().map(next).collect();
         store.write(model, row, &kvs);
+        if let Some(mut pool) = row.pool.clone() {
+            kvs.iter().for_each(|kv| pool.add(&[row_of(*kv)], 1));
+            return Ok(RowOutcome { sequence, accepted: None, pool: Some(pool) });
+        }
         if is_new {
             let fresh = (!generated_before).then(|| Sampler::new(job.request.sampling, choice));
             let sampler = self.prepared.remove(&sequence).or(fresh);
@@ -159,9 +164,11 @@ impl Device {
         }
         if fails && row.samples {
             self.samplers.remove(&sequence);
-            return Ok(Some(Err("the device has a fault".to_owned())));
+            let accepted = Some(Err("the device has a fault".to_owned()));
+            return Ok(RowOutcome { sequence, accepted, pool: None });
         }
-        Ok(row.samples.then(|| Ok(self.draw(sequence, job, kv))))
+        let accepted = row.samples.then(|| Ok(self.draw(sequence, job, kv)));
+        Ok(RowOutcome { sequence, accepted, pool: None })
     }
 
     fn draw(&mut self, sequence: SequenceId, job: &mut Job, kv: u64) -> Accepted {

@@ -49,6 +49,7 @@ pub(super) struct Totals {
     pub(super) restored: usize,
     pub(super) parked: usize,
     pub(super) several_answers: usize,
+    pub(super) pooled: usize,
     pub(super) starts: u32,
     pub(super) steps: u64,
     pub(super) inputs: u64,
@@ -72,6 +73,7 @@ impl Totals {
         self.restored += other.restored;
         self.parked += other.parked;
         self.several_answers += other.several_answers;
+        self.pooled += other.pooled;
         self.starts += other.starts;
         self.steps += other.steps;
         self.tokens += other.tokens;

@@ -1,9 +1,11 @@
 //! A job as its client and the simulation know it, beside what the core knows.
 
+use super::super::job::POOLED;
 use super::super::{ConnectionId, NewJob, Progress, RestoredChoice, Time};
-use super::text::{Sampling, alone, kv_chain, kv_root};
+use super::text::{Sampling, alone, kv_chain, kv_root, row_of};
 use crate::scheduler::plan::{JobNumber, ModelName};
 use std::time::Duration;
+use zllm_engine::{Pool, Pooling};
 use zllm_wire::{ChoiceEnd, Class, Event, FinishReason};
 
 /// What a client asks for.
@@ -61,6 +63,8 @@ pub(super) struct Job {
     /// Later jobs of its tenant, model and class that started before it while it could have.
     pub(super) passed_over: u32,
     pub(super) answers: Vec<Answer>,
+    /// Its embedding has come.
+    pub(super) pooled: bool,
     /// The log as readers see it.
     pub(super) shown: Vec<Event>,
     /// Offset of the next event of this run.
@@ -84,10 +88,23 @@ impl Job {
             waiting_since: now,
             passed_over: 0,
             answers: (0..request.choices).map(|_| answer()).collect(),
+            pooled: false,
             shown: Vec::new(),
             offset: 0,
             request,
         }
+    }
+
+    /// Whether it is a text to be embedded.
+    pub(super) fn pools(&self) -> bool {
+        self.request.max_tokens == 0
+    }
+
+    /// What a text's rows give, one after the other.
+    pub(super) fn whole_pool(&self) -> Pool {
+        let mut pool = Pool::new(Pooling::Mean);
+        self.prompt_chain.iter().for_each(|kv| pool.add(&[row_of(*kv)], 1));
+        pool
     }
 
     pub(super) fn is_durable(&self) -> bool {
@@ -110,6 +127,7 @@ impl Job {
             prompt,
             max_tokens,
             choices,
+            pooling: self.pools().then_some(Pooling::Mean),
             bytes: self.bytes(),
             arrived_at: self.arrived_at,
             start_by: after(self.request.start_within),
@@ -244,6 +262,11 @@ impl Job {
             Some(Event::Failed { .. }) => (None, None),
             other => return Err(format!("its last event is {other:?}")),
         };
+        let ends_by_itself =
+            ends.is_some_and(|ends| ends.iter().all(|end| end.reason != FinishReason::Cancelled));
+        if self.pooled != (self.pools() && ends_by_itself) {
+            return Err(format!("it ended so: {ends:?}, and its embedding has come: {}", self.pooled));
+        }
         let mut sent = 0;
         for choice in 0..self.answers.len() as u32 {
             sent += self
@@ -276,8 +299,9 @@ impl Job {
             return Err(format!("alone its text has {} events, here {}", alone.events.len(), events.len()));
         }
         let by_itself = end.filter(|end| end.reason != FinishReason::Cancelled);
-        if by_itself.is_some() && by_itself != alone.end.as_ref() {
-            return Err(format!("after {sent} tokens it ends with {by_itself:?}, alone {:?}", alone.end));
+        let alone_end = if self.pools() { Some(POOLED) } else { alone.end };
+        if by_itself.is_some() && by_itself != alone_end.as_ref() {
+            return Err(format!("after {sent} tokens it ends with {by_itself:?}, alone {alone_end:?}"));
         }
         Ok(sent)
     }

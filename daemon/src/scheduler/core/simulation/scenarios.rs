@@ -96,6 +96,9 @@ fn mixed_clients(rng: &mut Rng) -> Vec<ClientPlan> {
     scripts.push((batch(true, 40, minutes(5)), "night"));
     scripts.push((batch(false, 10, minutes(4)), "two"));
     scripts.push((flood, "flood"));
+    let texts = |class, jobs, own| Script::Flood { class, jobs, every: minutes(2), own, answer: (0, 0) };
+    scripts.push((texts(Class::Interactive, 2, (5, 200)), "two"));
+    scripts.push((texts(Class::Batch, 20, (200, 700)), "one"));
     let plan = |(at, (script, tenant)): (usize, (Script, &str))| {
         let tenant = tenant.to_owned();
         ClientPlan { script, tenant, model: at % 2, from: Time::ZERO, until: NEVER }
@@ -145,6 +148,7 @@ fn random_days_end_well() {
         all.restored,
         all.parked,
         all.several_answers,
+        all.pooled,
         all.partial_leases,
         all.prefetches,
     ];

@@ -22,6 +22,11 @@ pub(super) fn kv_of(before: u64, token: u32) -> u64 {
     mix(before ^ (u64::from(token) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
+/// The one value of the row behind a position.
+pub(super) fn row_of(kv: u64) -> f32 {
+    (kv >> 40) as f32
+}
+
 /// The KV of each position.
 pub(super) fn kv_chain(root: u64, tokens: &[u32]) -> Vec<u64> {
     let mut kv = root;

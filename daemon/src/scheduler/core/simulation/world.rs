@@ -13,10 +13,11 @@ use super::scenario::{AGING, PACE, Scenario};
 use super::store::{Question, Store};
 use crate::limits::TICK;
 use crate::scheduler::log::is_terminal;
-use crate::scheduler::plan::{JobNumber, ModelName, RowOutcome, SequenceId, StepOutcome, StepPlan};
+use crate::scheduler::plan::{JobNumber, ModelName, SequenceId, StepOutcome, StepPlan};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
+use zllm_engine::Pool;
 use zllm_state::LeaseId;
 use zllm_wire::{Event, FinishReason};
 
@@ -284,9 +285,23 @@ impl World {
                     self.disk.token(job, token);
                 }
             }
+            Action::Pooled { job, pool } => {
+                let pooled = self.pooled(job, &pool);
+                self.found("text", pooled);
+            }
             Action::Measure(Measure::Parked) => self.totals.parked += 1,
             Action::Measure(_) | Action::Cached { .. } | Action::Moment { .. } => {}
         }
+    }
+
+    fn pooled(&mut self, id: JobNumber, pool: &Pool) -> Result<(), String> {
+        self.totals.pooled += 1;
+        let job = self.jobs.get_mut(&id).filter(|job| !job.over);
+        let job = job.ok_or_else(|| format!("{id:?} is pooled and has ended"))?;
+        if std::mem::replace(&mut job.pooled, true) || *pool != job.whole_pool() {
+            return Err(format!("{id:?} is pooled twice, or is another vector than alone: {pool:?}"));
+        }
+        Ok(())
     }
 
     pub(super) fn model(&self, name: &ModelName) -> usize {
@@ -444,8 +459,8 @@ impl World {
             self.shares.served(&job.request.tenant, row.tokens.len(), self.now);
             let fails = self.rng.below(100_000) < self.scenario.trouble.device_faults;
             let computed = self.device.compute(row, job, &mut self.store, &mut self.rng, fails);
-            let Some(accepted) = self.found("text", computed) else { return };
-            rows.push(RowOutcome { sequence: row.sequence, accepted });
+            let Some(outcome) = self.found("text", computed) else { return };
+            rows.push(outcome);
         }
         self.input(Input::StepDone { model: plan.model, outcome: StepOutcome { rows }, took });
     }
