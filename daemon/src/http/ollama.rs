@@ -6,6 +6,7 @@
 mod answer;
 mod chat;
 mod common;
+mod embed;
 mod generate;
 mod models;
 mod options;
@@ -34,6 +35,16 @@ pub(super) fn routes(router: &mut Router) {
             .takes::<Common>()
             .gives::<generate::Answer>()
             .streams("application/x-ndjson"),
+    );
+    router.post(
+        "/api/embed",
+        web::to(embed::create),
+        Operation::new("Turn texts into vectors").takes::<embed::Request>().gives::<embed::Answer>(),
+    );
+    router.post(
+        "/api/embeddings",
+        web::to(embed::create_one),
+        Operation::new("Turn a text into a vector").takes::<embed::One>().gives::<embed::Embedding>(),
     );
     router.get("/api/tags", web::to(models::tags), Operation::new("List the models").gives::<models::Tags>());
     router.get(

@@ -132,6 +132,35 @@ fn what_cannot_be_honoured_is_refused_by_its_name() {
 }
 
 #[test]
+fn texts_become_the_vectors_that_openais_api_gives() {
+    let daemon = Daemon::start();
+    let ask = |path: &str, more: Value| {
+        let mut body = json!({ "model": MODEL });
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        post(&daemon.http_socket(), path, body.to_string())
+    };
+    let texts = json!({"input": ["One fox", "Two rather different dogs"]});
+    let wanted = ask("/v1/embeddings", texts.clone()).json();
+    let told = ask("/api/embed", texts).json();
+    for place in 0..2 {
+        assert_eq!(told["embeddings"][place], wanted["data"][place]["embedding"]);
+    }
+    assert_eq!(told["prompt_eval_count"], wanted["usage"]["prompt_tokens"]);
+    assert_eq!(ask("/api/embed", json!({"input": "One fox"})).json()["embeddings"][0], told["embeddings"][0]);
+    assert_eq!(
+        ask("/api/embeddings", json!({"prompt": "One fox"})).json()["embedding"],
+        told["embeddings"][0]
+    );
+    let short = ask("/api/embed", json!({"input": "One fox", "dimensions": 8})).json();
+    assert_eq!(short["embeddings"][0].as_array().expect("numbers").len(), 8);
+    let long = json!({"input": "a ".repeat(20_000), "truncate": false});
+    assert_eq!(ask("/api/embed", long).status, 400);
+    let refused = ask("/api/embed", json!({"input": [7]}));
+    assert_eq!(refused.status, 400);
+    assert!(refused.json()["error"].as_str().expect("a message").contains("input"), "{}", refused.body);
+}
+
+#[test]
 fn broken_requests_and_clients_that_leave_harm_nobody() {
     let daemon = Daemon::start();
     let socket = daemon.http_socket();
