@@ -89,6 +89,7 @@ pub(crate) fn server(
     }
     let http = web::Data::new(http);
     actix_web::rt::spawn(openai::resume_batches(http.clone()));
+    actix_web::rt::spawn(responses::resume(http.clone()));
     let mut server = HttpServer::new(move || {
         let mut router = Router::new();
         pages::routes(&mut router);

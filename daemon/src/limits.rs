@@ -179,6 +179,8 @@ pub(crate) const HTTP_BODY_TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) const HTTP_BODY_BYTES: usize = 16 << 20;
 /// A stream in which nothing happens says that it is alive, so often.
 pub(crate) const STREAM_PING: Duration = Duration::from_secs(15);
+/// How often a response in the background is tried again whose job cannot be read now.
+pub(crate) const WATCH_PAUSE: Duration = Duration::from_secs(1);
 /// Bytes of what was said before a response, as it is kept.
 pub(crate) const MAX_HISTORY_BYTES: usize = 64 << 20;
 /// Requests that wait on one WebSocket while another is answered.

@@ -17,13 +17,15 @@ mod shelf;
 mod socket;
 mod tools;
 
+pub(super) use background::resume;
+
 use super::caller::Caller;
 use super::models;
 use super::problem::{Kind, Problem};
 use super::router::{Operation, Router};
 use super::turn::Turn;
 use super::{Http, body};
-use actix_web::{HttpRequest, HttpResponse, web};
+use actix_web::{HttpResponse, web};
 use items::{Given, Item, ItemStatus, Part};
 use list::{List, Page, Removed};
 use live::{Keeper, Live};
@@ -132,7 +134,7 @@ impl Last {
 
 /// What no other response or conversation has in its id.
 fn number(http: &Http) -> String {
-    http.request_id().0.trim_start_matches("req_").to_owned()
+    http.fresh_id("")
 }
 
 async fn create(
@@ -162,12 +164,11 @@ async fn create(
 async fn begin(
     shelf: &Shelf,
     caller: &Caller,
-    request: Create,
+    mut request: Create,
     last: Option<&Last>,
 ) -> Result<(Live, Vec<Item>), Problem> {
     request.check()?;
     let (background, is_silent) = (request.background == Some(true), request.generate == Some(false));
-    let mut request = request;
     if request.store != Some(false)
         && let Err(problem) = shelf.works().await
     {
@@ -189,12 +190,10 @@ async fn begin(
     let Plan { submit, response, names, carry } = plan;
     let keeper = Keeper { shelf: shelf.clone(), input, job: None, kept: None };
     if is_silent {
-        let job = zllm_wire::JobId::new("j-0").expect("an id");
-        return Ok((Live::silent(Scribe::new(response, job, names, carry), keeper), before));
+        return Ok((Live::silent(Scribe::new(response, names, carry), keeper), before));
     }
     let turn = Turn::begin(&shelf.http, caller, submit).await?;
-    let scribe = Scribe::new(response, turn.job().clone(), names, carry);
-    Ok((Live::new(turn, scribe, keeper), before))
+    Ok((Live::new(turn, Scribe::new(response, names, carry), keeper), before))
 }
 
 /// All that was said before.
@@ -277,9 +276,9 @@ async fn retrieve(
     http: web::Data<Http>,
     caller: Caller,
     id: web::Path<String>,
-    request: HttpRequest,
+    query: Result<web::Query<Retrieve>, actix_web::Error>,
 ) -> Result<HttpResponse, Problem> {
-    let query: Retrieve = list::query(&request)?;
+    let query: Retrieve = body::query(query)?;
     let shelf = Shelf::new(http, &caller);
     let record = shelf.response(&id).await?;
     if query.stream == Some(true) {
@@ -319,9 +318,9 @@ async fn input_items(
     http: web::Data<Http>,
     caller: Caller,
     id: web::Path<String>,
-    request: HttpRequest,
+    query: Result<web::Query<Page>, actix_web::Error>,
 ) -> Result<HttpResponse, Problem> {
-    let page = Page::read(&request)?;
+    let page = Page::read(query)?;
     let record = Shelf::new(http, &caller).response(&id).await?;
     Ok(HttpResponse::Ok().json(page.of(record.input)?))
 }

@@ -352,6 +352,25 @@ fn a_response_in_the_background_outlives_its_client_and_the_daemon() {
     assert_eq!(fetch(&daemon, "GET", &at(&begun["id"], "")).status, 404);
 }
 
+/// Nobody asks for it.
+#[test]
+fn a_conversation_gets_what_was_answered_in_the_background_also_after_a_crash() {
+    let mut daemon = Daemon::start();
+    let conversation = try_post(&daemon, "/v1/conversations", &json!({})).json()["id"].clone();
+    let asked = json!({"input": "Count from one to two hundred.", "max_output_tokens": 300});
+    let mut in_background = asked.clone();
+    (in_background["background"], in_background["conversation"]) = (true.into(), conversation.clone());
+    respond(&daemon, in_background);
+    daemon.kill();
+    daemon.start_again();
+    let items = format!("/v1/conversations/{}/items", conversation.as_str().expect("an id"));
+    let answered = wait_for("its answer", || {
+        Some(fetched(&daemon, &items)["data"].clone())
+            .filter(|items| items.as_array().map(Vec::len) == Some(2))
+    });
+    assert_eq!(answered[0]["content"][0]["text"], json!(text(&respond(&daemon, asked))));
+}
+
 /// A daemon whose model takes tools, and copies calls that it has made before.
 fn with_tools() -> Daemon {
     let builder = Builder::new();
@@ -478,7 +497,7 @@ fn reasoning_comes_as_an_item_and_goes_back_with_or_without_a_store() {
 }
 
 #[test]
-fn a_websocket_has_many_turns_and_ends_with_its_client() {
+fn a_websocket_has_many_turns() {
     let daemon = Daemon::start();
     let mut socket = WebSocket::open(&daemon.http_socket(), RESPONSES);
     let ask = |socket: &mut WebSocket, more: Value| {
@@ -535,16 +554,23 @@ fn a_websocket_has_many_turns_and_ends_with_its_client() {
         assert_eq!(events.last().expect("an end")["type"], "response.incomplete");
     }
     socket.close();
+}
 
-    // One that leaves cancels.
+#[test]
+fn a_websocket_that_is_left_cancels_and_is_not_for_other_sites() {
+    let daemon = Daemon::start();
     let mut socket = WebSocket::open(&daemon.http_socket(), RESPONSES);
     let cancelled = daemon.metric("zllm_requests_total{outcome=\"cancelled\"}");
-    ask(&mut socket, json!({"max_output_tokens": 2000, "input": "Count from one to a thousand."}));
+    let mut body = request(json!({"max_output_tokens": 2000, "input": "Count from one to a thousand."}));
+    body["type"] = "response.create".into();
+    socket.send(&body.to_string());
     assert!(socket.receive().is_some());
     drop(socket);
     wait_for("its end", || {
         (daemon.metric("zllm_requests_total{outcome=\"cancelled\"}") > cancelled).then_some(())
     });
+    let refused = WebSocket::answer_to(&daemon.http_socket(), RESPONSES, "http://elsewhere.example");
+    assert!(refused.contains(" 403 "), "{refused}");
     let plain = fetch(&daemon, "GET", RESPONSES);
     assert!(plain.status == 400 && plain.body.contains("WebSocket"), "{}", plain.body);
 }

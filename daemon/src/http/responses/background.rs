@@ -1,10 +1,13 @@
 //! Responses in the background: a durable job goes on without its client and over a restart of the daemon; who asks for the
 //! response is told how far it is.
 
+use crate::http::Http;
 use crate::http::caller::Caller;
 use crate::http::problem::{Kind, Problem};
 use crate::http::turn::Turn;
+use crate::limits::WATCH_PAUSE;
 use crate::scheduler::{CancelJobs, DetailOf};
+use actix_web::web;
 use zllm_wire::{CancelTarget, ErrorCode, IdempotencyKey, JobState};
 
 use super::items::Item;
@@ -13,7 +16,7 @@ use super::object::{Response, Status};
 use super::request::Plan;
 use super::scribe::Scribe;
 use super::shelf::{Job, Record, Shelf};
-use super::tools::Tools;
+use super::tools::{Names, Tools};
 
 /// Submits the job of a response and keeps both.
 ///
@@ -36,17 +39,42 @@ pub(super) async fn begin(
         return Err(problem);
     }
     watch(shelf.clone(), record);
-    let scribe = Scribe::new(response, job.id.clone(), names, carry);
+    let scribe = Scribe::new(response, names, carry);
     Ok(Live::new(turn, scribe, Keeper { shelf: shelf.clone(), input, job: Some(job), kept: None }))
 }
 
-/// Has a response kept when its job ends, while this daemon runs; after a restart who asks for it does.
+/// Has a response kept when its job ends.
 fn watch(shelf: Shelf, record: Record) {
     actix_web::rt::spawn(async move {
-        if let Ok(Some(live)) = read(&shelf, &record).await {
-            live.finish().await;
+        loop {
+            match read(&shelf, &record).await {
+                Ok(Some(live)) => break drop(live.finish().await),
+                Ok(None) => break,
+                // The job is gone, and the response says so from now on.
+                Err(problem) if problem.kind == Kind::NotFound => {
+                    break drop(current(&shelf, record).await);
+                }
+                // Durable jobs are being opened, or cannot be.
+                Err(_) => tokio::time::sleep(WATCH_PAUSE).await,
+            }
         }
     });
+}
+
+/// Goes on watching what an earlier run of the daemon has begun.
+pub(in crate::http) async fn resume(http: web::Data<Http>) {
+    let marked = Shelf::marked(&http).await.unwrap_or_else(|problem| {
+        tracing::error!(why = %problem, "responses in the background are kept when somebody asks for them");
+        Vec::new()
+    });
+    for (shelf, id) in marked {
+        match shelf.response(&id).await {
+            Ok(record) => watch(shelf, record),
+            // It has expired; so has its mark.
+            Err(problem) if problem.kind == Kind::NotFound => drop(shelf.forget(&id).await),
+            Err(problem) => tracing::error!(why = %problem, response = id, "it cannot be read"),
+        }
+    }
 }
 
 /// A response that is not over, from the beginning of its job's log; `None`: it has no job.
@@ -61,7 +89,7 @@ pub(super) async fn read(shelf: &Shelf, record: &Record) -> Result<Option<Live>,
     (response.usage, response.error, response.incomplete_details) = (None, None, None);
     response.completed_at = None;
     let names = Tools::read(&response.tools)?.names;
-    let scribe = Scribe::new(response, job.id.clone(), names, job.carry);
+    let scribe = Scribe::new(response, names, job.carry);
     let turn = Turn::of_log(job.id.clone(), log.reader(0), job.speech);
     let kept = record.response.status.is_over().then(|| Box::new(record.response.clone()));
     let keeper = Keeper { shelf: shelf.clone(), input: record.input.clone(), job: Some(job.clone()), kept };
@@ -77,7 +105,7 @@ pub(super) async fn current(shelf: &Shelf, mut record: Record) -> Result<Record,
         Ok((detail, _)) => detail.info.state,
         Err(fault) if fault.code == ErrorCode::NotFound => {
             let problem = Problem::new(Kind::Failed, "what it answered is not kept any more");
-            let mut scribe = Scribe::new(record.response, job.id, Default::default(), false);
+            let mut scribe = Scribe::new(record.response, Names::default(), false);
             scribe.fail(&problem, false);
             record.response = scribe.response;
             shelf.keep(&record, false, Vec::new()).await?;

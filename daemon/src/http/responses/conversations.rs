@@ -3,7 +3,7 @@
 use crate::http::caller::Caller;
 use crate::http::problem::{Kind, Problem};
 use crate::http::{Http, body};
-use actix_web::{HttpRequest, HttpResponse, web};
+use actix_web::{HttpResponse, web};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -119,9 +119,9 @@ pub(super) async fn list(
     http: web::Data<Http>,
     caller: Caller,
     id: web::Path<String>,
-    request: HttpRequest,
+    query: Result<web::Query<Page>, actix_web::Error>,
 ) -> Result<HttpResponse, Problem> {
-    let page = Page::read(&request)?;
+    let page = Page::read(query)?;
     let shelf = Shelf::new(http, &caller);
     shelf.conversation(&id).await?;
     let order = if page.is_newest_first() { ObjectOrder::NewestFirst } else { ObjectOrder::OldestFirst };

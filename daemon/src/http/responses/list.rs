@@ -1,9 +1,9 @@
 //! Lists of items, a page at a time, and what is said of what was deleted.
 
+use crate::http::body;
 use crate::http::problem::Problem;
-use actix_web::{HttpRequest, web};
+use actix_web::web;
 use schemars::JsonSchema;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::items::Item;
@@ -50,18 +50,11 @@ pub(super) struct Removed {
     pub(super) deleted: bool,
 }
 
-/// A request's query.
-///
-/// # Errors
-/// A field that makes no sense.
-pub(super) fn query<T: DeserializeOwned>(request: &HttpRequest) -> Result<T, Problem> {
-    let parsed = web::Query::<T>::from_query(request.query_string());
-    parsed.map(web::Query::into_inner).map_err(|error| Problem::of("query", format!("the query: {error}")))
-}
-
 impl Page {
-    pub(super) fn read(request: &HttpRequest) -> Result<Self, Problem> {
-        let page: Self = query(request)?;
+    /// # Errors
+    /// A field that makes no sense.
+    pub(super) fn read(query: Result<web::Query<Self>, actix_web::Error>) -> Result<Self, Problem> {
+        let page = body::query(query)?;
         match page.limit {
             Some(limit) if !(1..=MAX_LIMIT).contains(&limit) => {
                 Err(Problem::of("limit", format!("limit is {limit}, must be from 1 to {MAX_LIMIT}")))

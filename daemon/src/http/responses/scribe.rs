@@ -4,9 +4,9 @@
 //! client comes back, after a restart of the daemon.
 
 use crate::http::problem::Problem;
-use crate::http::turn::{End, Said, call_id};
+use crate::http::turn::{End, Said};
 use zllm_engine::Piece;
-use zllm_wire::{FinishReason, JobId, TokenLogprob};
+use zllm_wire::{FinishReason, TokenLogprob};
 
 use super::events::{Body, Event};
 use super::items::{Item, ItemStatus, Part, TokenInfo, carried};
@@ -17,7 +17,6 @@ use super::tools::Names;
 #[derive(Debug)]
 pub(super) struct Scribe {
     pub(super) response: Response,
-    job: JobId,
     names: Names,
     /// Whether reasoning is given in a form to send back.
     carry: bool,
@@ -31,8 +30,8 @@ pub(super) struct Scribe {
 
 impl Scribe {
     /// Of a response without output.
-    pub(super) fn new(response: Response, job: JobId, names: Names, carry: bool) -> Self {
-        Self { response, job, names, carry, is_open: false, reasoning_tokens: 0, next: 0, events: Vec::new() }
+    pub(super) fn new(response: Response, names: Names, carry: bool) -> Self {
+        Self { response, names, carry, is_open: false, reasoning_tokens: 0, next: 0, events: Vec::new() }
     }
 
     /// The events since this was asked last.
@@ -130,7 +129,7 @@ impl Scribe {
             Piece::Call { index, name } => {
                 self.close(ItemStatus::Completed);
                 let (namespace, name) = self.names.called(name);
-                let (id, call_id) = (self.item_id("fc"), call_id(&self.job, 0, index));
+                let (id, call_id) = (self.item_id("fc"), format!("call_{}_{index}", self.number()));
                 let (status, arguments) = (ItemStatus::InProgress, String::new());
                 self.open(Item::FunctionCall { id, status, call_id, name, namespace, arguments });
             }
@@ -258,8 +257,12 @@ impl Scribe {
 
     /// An id for the next item.
     fn item_id(&self, prefix: &str) -> String {
-        let number = self.response.id.trim_start_matches("resp_");
-        format!("{prefix}_{number}_{}", self.response.output.len())
+        format!("{prefix}_{}_{}", self.number(), self.response.output.len())
+    }
+
+    /// What no other response has in its id.
+    fn number(&self) -> &str {
+        self.response.id.trim_start_matches("resp_")
     }
 
     fn tell_response(&mut self, kind: &'static str) {

@@ -19,6 +19,8 @@ use super::items::Item;
 use super::object::Response;
 
 const RESPONSE: &str = "response";
+/// Marks of responses whose jobs go on, of all tenants: what is over and not kept so is found by them after a restart.
+const MARK: &str = "response in the background";
 const CONVERSATION: &str = "conversation";
 
 /// Items that are read at once.
@@ -41,6 +43,12 @@ pub(super) struct Job {
     pub(super) speech: SpeechStyle,
     /// Whether reasoning is given in a form to send back.
     pub(super) carry: bool,
+}
+
+/// Whose a response is that has a mark.
+#[derive(Serialize, Deserialize)]
+struct Mark {
+    tenant: String,
 }
 
 /// What of a kept response says where it follows on.
@@ -90,7 +98,22 @@ fn written(value: &impl Serialize) -> Vec<u8> {
 
 impl Shelf {
     pub(super) fn new(http: web::Data<Http>, caller: &Caller) -> Self {
-        Self { http, tenant: caller.tenant.clone().map(String::from).unwrap_or_default() }
+        Self { http, tenant: caller.tenant_name().to_owned() }
+    }
+
+    /// The responses whose jobs go on, or ended with the daemon, each with its tenant's shelf.
+    pub(super) async fn marked(http: &web::Data<Http>) -> Result<Vec<(Self, String)>, Problem> {
+        let objects = &http.services.objects;
+        let marks = objects.list(MARK, String::new(), None, usize::MAX, ObjectOrder::OldestFirst).await?;
+        let mark = |object: Object| {
+            let Mark { tenant } = parsed(&object.value)?;
+            Ok((Self { http: http.clone(), tenant }, object.name.id))
+        };
+        marks.unwrap_or_default().into_iter().map(mark).collect()
+    }
+
+    fn mark(id: &str) -> ObjectName {
+        ObjectName::new(MARK, "", id)
     }
 
     fn name(&self, kind: &str, id: &str) -> ObjectName {
@@ -130,10 +153,15 @@ impl Shelf {
     /// Keeps a response and, in its conversation, what was said. What was deleted meanwhile stays away.
     pub(super) async fn keep(&self, record: &Record, is_new: bool, said: Vec<Item>) -> Result<(), Problem> {
         let response = &record.response;
-        let name = self.name(RESPONSE, &response.id);
+        let (name, has_job) = (self.name(RESPONSE, &response.id), record.job.is_some());
         let mut objects = Vec::new();
         if response.store {
             objects.push(self.object(RESPONSE, &response.id, written(record)));
+        }
+        let (mark, goes_on) = (Self::mark(&response.id), !response.status.is_over());
+        if goes_on {
+            let value = written(&Mark { tenant: self.tenant.clone() });
+            objects.push(Object { name: mark.clone(), ..self.object(MARK, "", value) });
         }
         let conversation = response.conversation.as_ref().map(|conversation| &conversation.id);
         let conversation_name = conversation.map(|id| self.name(CONVERSATION, id));
@@ -149,14 +177,19 @@ impl Shelf {
             {
                 objects.extend(items);
             }
-            store.put(&objects, now_ms)
+            store.put(&objects, now_ms)?;
+            if !goes_on && has_job {
+                store.delete(&[mark])?;
+            }
+            Ok(())
         })
         .await
     }
 
-    /// Deletes a response; whether it was there.
-    pub(super) async fn forget(&self, id: &str) -> Result<bool, Problem> {
-        Ok(self.http.services.objects.delete(self.name(RESPONSE, id)).await?)
+    /// Deletes a response.
+    pub(super) async fn forget(&self, id: &str) -> Result<(), Problem> {
+        let names = [self.name(RESPONSE, id), Self::mark(id)];
+        self.with(move |store, _| store.delete(&names).map(drop)).await
     }
 
     /// All that was said up to the end of this response, the oldest first.
