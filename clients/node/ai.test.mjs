@@ -4,7 +4,7 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
-import { APICallError, generateText, jsonSchema, stepCountIs, streamText, tool } from 'ai';
+import { APICallError, embed, embedMany, generateText, jsonSchema, stepCountIs, streamText, tool } from 'ai';
 
 import { MODEL, URL, waitUntilIdle } from './daemon.mjs';
 import { LOOKED_UP, THOUGHT, WEATHER, collect, question } from './talk.mjs';
@@ -108,4 +108,12 @@ test('ai: aborting a stream frees its place', async () => {
   for await (const _ of stream.textStream) break;
   abort.abort();
   await waitUntilIdle(1000);
+});
+
+test('ai: texts are embedded, one and many', async () => {
+  const embedder = zllm.embeddingModel(MODEL);
+  const { embedding } = await embed({ model: embedder, value: 'A cat.' });
+  const { embeddings } = await embedMany({ model: embedder, values: ['A cat.', 'A dog.'] });
+  assert.deepEqual(embeddings[0], embedding);
+  assert.ok(Math.abs(Math.hypot(...embedding) - 1) < 1e-4);
 });

@@ -66,6 +66,12 @@ test('ollama: a prompt is answered, whole and streamed', async () => {
   assert.equal(parts.map((part) => part.response).join(''), response);
 });
 
+test('ollama: texts have vectors of length one', async () => {
+  const { embeddings } = await client.embed({ model: MODEL, input: ['A cat.', 'A dog.'] });
+  assert.equal(embeddings.length, 2);
+  for (const vector of embeddings) assert.ok(Math.abs(Math.hypot(...vector) - 1) < 1e-4);
+});
+
 test('ollama: the model is listed, shown and running', async () => {
   assert.ok((await client.list()).models.some((model) => model.model === `${MODEL}:latest`));
   await chat();

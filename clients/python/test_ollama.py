@@ -1,6 +1,7 @@
 """`ollama`: chat, generate, embed, and what it lists and shows."""
 
 import json
+import math
 import unittest
 import urllib.request
 
@@ -93,6 +94,14 @@ class Generate(unittest.TestCase):
         options = {"temperature": 0, "num_predict": 8}
         answer = CLIENT.generate(model=MODEL, prompt="The capital of France is", raw=True, options=options)
         self.assertIn("Paris", answer.response)
+
+
+class Embed(unittest.TestCase):
+    def test_texts_have_vectors_of_length_one(self):
+        answer = CLIENT.embed(model=MODEL, input=["A cat.", "A dog."])
+        self.assertEqual(len(answer.embeddings), 2)
+        for vector in answer.embeddings:
+            self.assertAlmostEqual(math.sqrt(sum(value * value for value in vector)), 1, places=4)
 
 
 class Listings(unittest.TestCase):
