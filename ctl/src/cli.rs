@@ -3,12 +3,14 @@
 mod batch;
 mod bench;
 mod jobs;
+mod keys;
 mod sessions;
 mod top;
 
 pub(crate) use batch::BatchArgs;
 pub(crate) use bench::BenchArgs;
 pub(crate) use jobs::{AttachArgs, CancelArgs, ClassArg, RunArgs, SubmitArgs, TimesArgs};
+pub(crate) use keys::{AddKeyArgs, KeysCommand};
 pub(crate) use sessions::{
     EvictArgs, ForkArgs, Listed, SaveArgs, SessionArgs, TenantArgs, TimeToLive, session_ref, with_tenant,
 };
@@ -158,6 +160,9 @@ pub(crate) enum Command {
     Fork(ForkArgs),
     /// Read all that is on the SSD and compare it with its checksums and references; mends nothing
     Check,
+    /// Make, list and revoke the API keys that HTTP asks for
+    #[command(subcommand)]
+    Keys(KeysCommand),
     /// Show the daemon at a glance
     Status,
     /// Watch the daemon live: devices, speed, queue, jobs

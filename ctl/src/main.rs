@@ -16,6 +16,7 @@ mod generate;
 mod inspect;
 mod interrupt;
 mod jobs;
+mod keys;
 mod limits;
 mod models;
 mod orders;
@@ -87,6 +88,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Save(args) => sessions::save(&context, args),
         Command::Fork(args) => sessions::fork(&context, args),
         Command::Check => sessions::check(&context),
+        Command::Keys(command) => keys::keys(&context, command),
         Command::Status => status::status(&context),
         Command::Top(args) => top::top(context, &args),
         Command::Bench(args) => bench::bench(&context, &args),

@@ -13,7 +13,8 @@ use crate::clock::Clock;
 use crate::config::Config;
 use crate::device::port::Device;
 use crate::device::{DeviceActor, Devices};
-use crate::http::{self, Http};
+use crate::http::{self, Http, tls};
+use crate::keys::Keys;
 use crate::kv_store::{KvStoreActor, OpenDisk, SaveAll};
 use crate::limits::{FLUSH_TIMEOUT, MAX_EMBEDDED_LISTS, OPEN_TIMEOUT, STUCK_AFTER, WANTED_MODELS_INTERVAL};
 use crate::metrics::Metrics;
@@ -28,6 +29,7 @@ use crate::stop::{StopHandle, StopListener, StopReason};
 use crate::{notify, server::listen};
 use actix_web::dev::ServerHandle;
 use anyhow::{Context, bail};
+use rustls::ServerConfig;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -40,6 +42,8 @@ pub(crate) struct Bound {
     policy: server::PeerPolicy,
     http_tcp: Option<TcpListener>,
     http_unix: Option<Listening>,
+    http_tls: Option<ServerConfig>,
+    keys: Keys,
 }
 
 /// How the daemon ended.
@@ -64,8 +68,17 @@ impl Bound {
                 format!("cannot serve HTTP on {address}; choose another address with --http, or \"off\"")
             })
         });
+        let http_tls = config.http.tls.as_ref().map(tls::load).transpose()?;
+        let keys = Keys::open(config.http.keys.clone())?;
         let http_unix = config.http.socket.as_deref().map(|path| listen::bind(path, &policy));
-        Ok(Self { socket, policy, http_tcp: http_tcp.transpose()?, http_unix: http_unix.transpose()? })
+        Ok(Self {
+            socket,
+            policy,
+            http_tcp: http_tcp.transpose()?,
+            http_unix: http_unix.transpose()?,
+            http_tls,
+            keys,
+        })
     }
 }
 
@@ -84,11 +97,12 @@ pub(crate) async fn run(
     let (stop, mut stops) = StopListener::new().context("signals")?;
     let (life, seen_life) = watch::channel(Life::Serving);
     let ready = Arc::new(AtomicBool::new(false));
-    let services = Arc::new(start_actors(&config, devices, clock, &pulses, stop)?);
+    let services = Arc::new(start_actors(&config, devices, clock, &pulses, stop, bound.keys)?);
 
     let (listener, _socket_guard) = bound.socket.into_parts();
     let listener = tokio::net::UnixListener::from_std(listener).context("the listening socket")?;
-    let (http, _http_guard) = serve_http(&services, &ready, bound.http_tcp, bound.http_unix)?;
+    let http = Http::new(services.clone(), ready.clone(), config.http.allow_origins.clone());
+    let (http, _http_guard) = serve_http(http, bound.http_tcp, bound.http_tls, bound.http_unix)?;
     actix::spawn(notify::feed_watchdog(pulses.clone()));
     // Clients that come before it wait: the first request finds what was kept, the first listing sessions and jobs.
     tokio::select! {
@@ -139,6 +153,7 @@ fn start_actors(
     clock: Clock,
     pulses: &Pulses,
     stop: StopHandle,
+    keys: Keys,
 ) -> anyhow::Result<Services> {
     let metrics = Arc::new(Metrics::new(clock.started_unix_seconds()));
     let devices = start_devices(devices, clock, pulses)?;
@@ -164,6 +179,7 @@ fn start_actors(
         clock,
         catalog: Catalog::new(models, folder, config.model_defaults.clone()),
         stop,
+        keys: Arc::new(keys),
         default_max_tokens: config.default_max_tokens,
         queue_capacity: config.core.queue.jobs,
         tenant_limit: config.core.tenant,
@@ -243,14 +259,13 @@ async fn load(name: &str, services: &Services) -> anyhow::Result<()> {
 }
 
 fn serve_http(
-    services: &Arc<Services>,
-    ready: &Arc<AtomicBool>,
+    http: Http,
     tcp: Option<TcpListener>,
+    tls: Option<ServerConfig>,
     unix: Option<Listening>,
 ) -> anyhow::Result<(Option<ServerHandle>, Option<SocketGuard>)> {
     let (unix, guard) = unix.map(Listening::into_parts).unzip();
-    let http = Http::new(services.clone(), ready.clone());
-    let server = http::server(http, tcp, unix).context("the HTTP server")?;
+    let server = http::server(http, tcp, tls, unix).context("the HTTP server")?;
     let handle = server.map(|server| {
         let handle = server.handle();
         actix::spawn(async move {

@@ -17,7 +17,7 @@ mod times;
 pub(crate) use cli::Cli;
 pub(crate) use devices::{DeviceSettings, PlaceSettings};
 pub(crate) use file::LoadWhen;
-pub(crate) use http::HttpSettings;
+pub(crate) use http::{HttpSettings, TlsFiles};
 pub(crate) use kv::{KvSettings, SavePolicy, SsdSettings};
 pub(crate) use objects::ObjectSettings;
 pub(crate) use queue::JobSettings;
@@ -161,7 +161,7 @@ impl Config {
             file: path,
             socket: cli.socket.clone().or(file.socket).unwrap_or_else(zllm_wire::default_socket_path),
             socket_group: cli.socket_group.clone().or(file.socket_group),
-            http: HttpSettings::merge(file.http, cli.http.as_deref(), cli.http_socket.clone())?,
+            http: HttpSettings::merge(file.http, cli, state.clone(), beside)?,
             models_dir: cli.models_dir.clone().or(file.models_dir).or_else(zllm_wire::default_models_dir),
             log: cli.log.clone().or(file.log).unwrap_or_else(|| limits::DEFAULT_LOG.to_owned()),
             default_max_tokens: count(

@@ -7,9 +7,11 @@
 //! comes from the network is bounded in bytes, depth and time ([`body`], `limits.rs`) before it is looked at.
 
 mod admin;
+mod admission;
 mod anthropic;
 mod body;
 mod caller;
+mod connection;
 #[allow(dead_code, reason = "the other APIs, which are being written, use it")]
 mod conversation;
 mod dialect;
@@ -25,18 +27,22 @@ mod responses;
 mod router;
 mod sse;
 mod time;
+pub(crate) mod tls;
 mod tools;
 #[allow(dead_code, reason = "the other APIs, which are being written, use it")]
 mod turn;
 
-use crate::limits::{HTTP_CONNECTIONS, HTTP_HEAD_TIMEOUT, HTTP_WORKERS};
+use crate::limits::{CORS_MAX_AGE_S, HTTP_CONNECTIONS, HTTP_HEAD_TIMEOUT, HTTP_IDLE, HTTP_WORKERS};
 use crate::services::Services;
+use actix_cors::Cors;
 use actix_web::dev::Server;
-use actix_web::middleware::from_fn;
+use actix_web::middleware::{Condition, from_fn};
 use actix_web::{App, HttpServer, web};
+use admission::ANY_ORIGIN;
 use dialect::RequestId;
 use openai::Batches;
 use router::Router;
+use rustls::ServerConfig;
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
@@ -47,6 +53,8 @@ pub(crate) struct Http {
     pub(crate) services: Arc<Services>,
     /// Whether a request can be served.
     pub(crate) ready: Arc<AtomicBool>,
+    /// Web pages of these sites may ask.
+    allow_origins: Vec<String>,
     /// Batches that are under way.
     batches: Batches,
     /// The number of the next id.
@@ -54,8 +62,8 @@ pub(crate) struct Http {
 }
 
 impl Http {
-    pub(crate) fn new(services: Arc<Services>, ready: Arc<AtomicBool>) -> Self {
-        Self { services, ready, batches: Batches::default(), next_id: AtomicU64::new(0) }
+    pub(crate) fn new(services: Arc<Services>, ready: Arc<AtomicBool>, allow_origins: Vec<String>) -> Self {
+        Self { services, ready, allow_origins, batches: Batches::default(), next_id: AtomicU64::new(0) }
     }
 
     /// Seconds since the Unix epoch.
@@ -82,6 +90,7 @@ impl Http {
 pub(crate) fn server(
     http: Http,
     tcp: Option<TcpListener>,
+    tls: Option<ServerConfig>,
     unix: Option<UnixListener>,
 ) -> std::io::Result<Option<Server>> {
     if tcp.is_none() && unix.is_none() {
@@ -99,20 +108,44 @@ pub(crate) fn server(
         admin::routes(&mut router);
         responses::routes(&mut router);
         anthropic::routes(&mut router);
-        App::new().app_data(http.clone()).wrap(from_fn(edge::edge)).configure(|config| router.finish(config))
+        let origins = &http.allow_origins;
+        App::new()
+            .app_data(http.clone())
+            .wrap(from_fn(edge::edge))
+            .wrap(Condition::new(!origins.is_empty(), cors(origins)))
+            .configure(|config| router.finish(config))
     })
     .workers(HTTP_WORKERS)
     .max_connections(HTTP_CONNECTIONS)
     .client_request_timeout(HTTP_HEAD_TIMEOUT)
+    .tls_handshake_timeout(HTTP_HEAD_TIMEOUT)
+    .keep_alive(HTTP_IDLE)
+    .on_connect(connection::note)
     .disable_signals()
     .shutdown_timeout(1)
     // Otherwise a client that closes while its answer is being made is never noticed.
     .h1_allow_half_closed(false);
     if let Some(tcp) = tcp {
-        server = server.listen(tcp)?;
+        server = match tls {
+            Some(tls) => server.listen_rustls_0_23(tcp, tls)?,
+            None => server.listen(tcp)?,
+        };
     }
     if let Some(unix) = unix {
         server = server.listen_uds(unix)?;
     }
     Ok(Some(server.run()))
+}
+
+/// What pages of other sites may do. They are answered before a key is looked for: browsers ask first without one.
+fn cors(origins: &[String]) -> Cors {
+    let cors = Cors::default()
+        .allowed_methods(["GET", "HEAD", "POST", "DELETE"])
+        .allow_any_header()
+        .expose_headers(["x-request-id", "request-id", "retry-after"])
+        .max_age(CORS_MAX_AGE_S);
+    if origins.iter().any(|origin| origin == ANY_ORIGIN) {
+        return cors.allow_any_origin().send_wildcard();
+    }
+    origins.iter().fold(cors, |cors, origin| cors.allowed_origin(origin))
 }

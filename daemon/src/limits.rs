@@ -173,8 +173,14 @@ pub(crate) const HTTP_CONNECTIONS: usize = 4096;
 pub(crate) const HTTP_WORKERS: usize = 1;
 /// How long a client may take to send a request's head.
 pub(crate) const HTTP_HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// A connection without a request under way for so long, and at most twice as long, is closed.
+pub(crate) const HTTP_IDLE: Duration = Duration::from_secs(75);
 /// How long a client may take to send a request's body.
 pub(crate) const HTTP_BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// When a key that has as many requests under way as it may is told to come back: when one ends is not known.
+pub(crate) const KEY_BUSY_RETRY: Duration = Duration::from_secs(1);
+/// Seconds for which browsers remember which pages may ask.
+pub(crate) const CORS_MAX_AGE_S: usize = 600;
 /// Bytes of a request's body.
 pub(crate) const HTTP_BODY_BYTES: usize = 16 << 20;
 /// A stream in which nothing happens says that it is alive, so often.

@@ -12,6 +12,7 @@ mod device;
 mod http;
 mod inspect;
 mod job_disk;
+mod keys;
 mod kv_store;
 mod limits;
 mod metrics;
@@ -26,6 +27,7 @@ mod stop;
 
 use clap::Parser;
 use config::{Cli, Config};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -63,6 +65,7 @@ fn start(cli: &Cli) -> anyhow::Result<ExitCode> {
     let colours = std::io::stderr().is_terminal();
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();
     panics::install_hook();
+    raise_file_limit();
     // Before any thread: binding sets the process's umask for a moment.
     let bound = app::Bound::bind(&config)?;
     let memory = device::cpu::MemoryInUse::default();
@@ -82,5 +85,15 @@ fn start(cli: &Cli) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::from(70))
         }
         Err(error) => Err(error),
+    }
+}
+
+/// Lets the process have as many connections open as the system allows it: the lower limit that it starts with is there for
+/// programs that could not use more.
+fn raise_file_limit() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
+    if let Err(error) = raised {
+        tracing::warn!(%error, "the limit of open files stays as it was");
     }
 }

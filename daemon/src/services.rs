@@ -4,6 +4,7 @@
 //! thread or a disk. `show` of a durable job reads its text from the disk.
 
 pub(crate) mod embed;
+mod keys;
 mod kv;
 mod owner;
 mod queue;
@@ -13,6 +14,7 @@ use crate::catalog::{self, Catalog};
 use crate::clock::Clock;
 use crate::config::ModelSettings;
 use crate::device::{DeviceSnapshot, Devices};
+use crate::keys::Keys;
 use crate::kv_store::{self, KvStoreActor};
 use crate::limits::{MAX_ARRIVING, MAX_ENCODING};
 use crate::metrics::Metrics;
@@ -46,6 +48,7 @@ pub(crate) struct Services {
     pub(crate) clock: Clock,
     pub(crate) catalog: Catalog,
     pub(crate) stop: StopHandle,
+    pub(crate) keys: Arc<Keys>,
     pub(crate) default_max_tokens: usize,
     pub(crate) queue_capacity: usize,
     /// What may wait of one tenant.

@@ -1,7 +1,7 @@
 //! Ids as clients see them, and token ids in bulk.
 //!
 //! Invariant: a [`JobId`] begins with `j-` and a [`SessionId`] does not, so that one word on a command line says
-//! which of the two it is. These, a [`BatchId`] and a [`Tenant`] are 1 to [`MAX_ID_BYTES`] bytes of `A-Z a-z 0-9 . _ -`: printable, without quoting,
+//! which of the two it is. These, a [`BatchId`], a [`Tenant`] and a [`KeyName`] are 1 to [`MAX_ID_BYTES`] bytes of `A-Z a-z 0-9 . _ -`: printable, without quoting,
 //! in a terminal, a URL and a file name. Ids that the daemon makes sort by the time they were made.
 
 use crate::limits::{MAX_ID_BYTES, MAX_KEY_BYTES};
@@ -119,6 +119,26 @@ impl Tenant {
     }
 }
 
+/// The name of an API key; see the invariants of this file.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct KeyName(String);
+
+impl KeyName {
+    /// Proves that `name` is one.
+    ///
+    /// # Errors
+    /// See [`IdError`].
+    pub fn new(name: impl Into<String>) -> Result<Self, IdError> {
+        Ok(Self(checked(name.into())?))
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
 /// The name of a batch of jobs of one tenant; see the invariants of this file.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
@@ -208,6 +228,7 @@ macro_rules! string_conversions {
 string_conversions!(JobId);
 string_conversions!(SessionId);
 string_conversions!(Tenant);
+string_conversions!(KeyName);
 string_conversions!(BatchId);
 string_conversions!(IdempotencyKey);
 

@@ -16,6 +16,7 @@ mod codec;
 mod frame;
 mod id;
 mod info;
+mod key;
 mod kv;
 pub mod limits;
 mod message;
@@ -26,11 +27,12 @@ mod template;
 
 pub use codec::{VERSION, WireError, decode, encode};
 pub use frame::{FrameDecoder, read_frame, write_frame};
-pub use id::{BatchId, IdError, IdempotencyKey, JobId, SessionId, Tenant, TokenIds};
+pub use id::{BatchId, IdError, IdempotencyKey, JobId, KeyName, SessionId, Tenant, TokenIds};
 pub use info::{
     BlockUsage, ChoiceDetail, DeviceInfo, JobDetail, JobInfo, JobState, ModelInfo, ModelState, Percentiles,
     SessionDetail, SessionInfo, SessionState, Speed, Status,
 };
+pub use key::{KeyInfo, KeySettings};
 pub use kv::{
     BlockRun, BlockState, CacheOutcome, CacheStory, CheckReport, KvStatus, ModelRate, Residency, SessionRef,
     SsdState, Tier, TierBlocks, TierBytes, TierMap, TokenTiers,

@@ -44,6 +44,9 @@ pub const MAX_LOGIT_BIASES: usize = 1024;
 /// Rows of sessions, and rows of jobs, in one listing; the daemon sends the latest ones.
 pub const MAX_LIST_ROWS: usize = 4096;
 
+/// API keys.
+pub const MAX_KEYS: usize = 1024;
+
 /// Jobs of one batch.
 pub const MAX_BATCH_JOBS: usize = 50_000;
 

@@ -1,7 +1,8 @@
 //! The conversation: frames of either direction, operations, answers and events.
 
-use crate::id::{BatchId, IdempotencyKey, JobId, SessionId, Tenant, TokenIds};
+use crate::id::{BatchId, IdempotencyKey, JobId, KeyName, SessionId, Tenant, TokenIds};
 use crate::info::{JobDetail, JobInfo, ModelInfo, SessionDetail, SessionInfo, Status};
+use crate::key::{KeyInfo, KeySettings};
 use crate::kv::{CacheStory, CheckReport, Residency, SessionRef, Tier, TokenTiers};
 use crate::params::GenerationParams;
 use crate::queue::{BatchPage, CancelTarget, Class, QueueReport};
@@ -197,6 +198,15 @@ pub enum Op {
         batch: BatchId,
         /// Only those that were submitted after this one: the last of the answer before. `None`: from the first on.
         after: Option<JobId>,
+    },
+    /// The API keys: [`Answer::Keys`].
+    Keys,
+    /// Make an API key: [`Answer::NewKey`], when it is on the disk. From then on HTTP asks for one.
+    AddKey(KeySettings),
+    /// Let an API key be none any more: [`Answer::Done`], when that is on the disk.
+    RevokeKey {
+        /// Which.
+        name: KeyName,
     },
 }
 
@@ -415,6 +425,13 @@ pub enum Answer {
     Queue(Box<QueueReport>),
     /// Jobs of a batch.
     BatchJobs(BatchPage),
+    /// The API keys, by name; at most [`crate::limits::MAX_KEYS`].
+    Keys(Vec<KeyInfo>),
+    /// A new API key. This is the only time that it is told: the daemon keeps its hash.
+    NewKey {
+        /// The key.
+        key: String,
+    },
 }
 
 impl Answer {

@@ -102,6 +102,8 @@ fn ids_are_proven_on_both_sides() {
     assert!(matches!(Tenant::new("a/b"), Err(IdError::Character { character: '/', .. })));
     assert!(matches!(decode::<Tenant>(&encode(&"").unwrap()), Err(WireError::Malformed(_))));
     assert_eq!(BatchId::new("nightly").unwrap().as_str(), "nightly");
+    assert_eq!(KeyName::new("laptop").unwrap().as_str(), "laptop");
+    assert!(matches!(KeyName::new("a b"), Err(IdError::Character { .. })));
     assert!(matches!(BatchId::new(""), Err(IdError::Length { bytes: 0 })));
     assert_eq!(IdempotencyKey::new(" ~").unwrap().as_str(), " ~");
     assert!(matches!(IdempotencyKey::new(""), Err(IdError::KeyLength { bytes: 0 })));

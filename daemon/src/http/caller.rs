@@ -5,7 +5,7 @@ use actix_web::dev::Payload;
 use actix_web::{FromRequest, HttpMessage, HttpRequest};
 use std::convert::Infallible;
 use std::future::{Ready, ready};
-use zllm_wire::{Class, Submit, Tenant};
+use zllm_wire::{Class, KeyName, KeySettings, Submit, Tenant};
 
 /// The caller of a request, as [`super::edge`] found it.
 #[derive(Debug, Clone, Default)]
@@ -16,17 +16,29 @@ pub(super) struct Caller {
     pub(super) class: Option<Class>,
     /// Whether all that the daemon has is its business, whose ever it is.
     pub(super) admin: bool,
+    /// The name of its key, if it has one.
+    pub(super) key: Option<KeyName>,
 }
 
 impl Caller {
     /// One that needs no key: over the Unix socket, or over loopback while there are no keys.
     pub(super) fn trusted() -> Self {
-        Self { tenant: None, class: None, admin: true }
+        Self { admin: true, ..Self::default() }
+    }
+
+    /// One that has a key.
+    pub(super) fn of(key: &KeySettings) -> Self {
+        Self {
+            tenant: Some(key.tenant.clone()),
+            class: Some(key.class),
+            admin: key.admin,
+            key: Some(key.name.clone()),
+        }
     }
 
     /// Whoever has this tenant's name, for work that goes on without its client.
     pub(super) fn of_tenant(tenant: &str) -> Self {
-        Self { tenant: Tenant::new(tenant).ok(), class: None, admin: false }
+        Self { tenant: Tenant::new(tenant).ok(), ..Self::default() }
     }
 
     /// The tenant's name in stores: empty for the common one.

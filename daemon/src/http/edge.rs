@@ -1,17 +1,23 @@
-//! What stands before every handler: who asks and whether they may, and what every answer carries.
+//! What stands before every handler: whether the request may be at all, and what every answer carries.
 
 use super::Http;
+use super::admission::admit;
 use super::caller::Caller;
+use super::connection::{Connection, UnderWay};
 use super::dialect::Dialect;
 use super::problem::Problem;
-use actix_web::body::MessageBody;
+use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::header::HeaderValue;
 use actix_web::middleware::Next;
+use actix_web::web::Bytes;
 use actix_web::{Error, HttpMessage, web};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tokio::sync::OwnedSemaphorePermit;
 
-/// Paths that begin so see and steer what is of all tenants.
-const ADMIN_PATHS: &str = "/zllm/";
+/// Characters of a path that are logged.
+const LOGGED_PATH_CHARS: usize = 200;
 
 /// Gives a request its id and its caller, and its answer's problem the right words.
 pub(super) async fn edge(
@@ -19,17 +25,18 @@ pub(super) async fn edge(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<impl MessageBody>, Error> {
+    let under_way = request.conn_data::<Connection>().map(Connection::begin);
+    let began = http.services.clock.now();
     let dialect = Dialect::of(request.path());
     let id = http.request_id();
     let header = HeaderValue::from_str(&id.0).expect("an id of letters and digits");
     request.extensions_mut().insert(id.clone());
-    let caller = admit(&request);
-    let response = match caller {
-        Ok(caller) => {
+    let (response, place) = match admit(&request, &http.services.keys, &http.allow_origins) {
+        Ok((caller, place)) => {
             request.extensions_mut().insert(caller);
-            next.call(request).await?.map_into_boxed_body()
+            (next.call(request).await?.map_into_boxed_body(), place)
         }
-        Err(problem) => request.error_response(problem),
+        Err(problem) => (request.error_response(problem), None),
     };
     let problem = response.response().error().and_then(|error| error.as_error::<Problem>()).cloned();
     let mut response = match problem {
@@ -40,18 +47,37 @@ pub(super) async fn edge(
         }
     };
     response.headers_mut().insert(dialect.id_header(), header);
-    Ok(response)
+    tracing::debug!(
+        request = id.0,
+        method = %response.request().method(),
+        path = response.request().path().chars().take(LOGGED_PATH_CHARS).collect::<String>(),
+        key = response.request().extensions().get::<Caller>().and_then(|caller| caller.key.as_ref()).map(|key| key.as_str()),
+        status = response.status().as_u16(),
+        took_ms = (http.services.clock.now() - began).as_secs_f64() * 1e3,
+        "answered"
+    );
+    Ok(response.map_body(|_, body| Held { body, _place: place, _under_way: under_way }))
 }
 
-/// Who it is.
-///
-/// # Errors
-/// Nobody who may ask for this.
-fn admit(request: &ServiceRequest) -> Result<Caller, Problem> {
-    let caller = Caller::trusted();
-    // As the routes see it: `%7A` is `z` to them.
-    if request.match_info().as_str().starts_with(ADMIN_PATHS) {
-        caller.must_be_admin()?;
+/// A body, and what its request holds until it is written, or given up.
+struct Held {
+    body: BoxBody,
+    /// Among those that its key may have under way.
+    _place: Option<OwnedSemaphorePermit>,
+    _under_way: Option<UnderWay>,
+}
+
+impl MessageBody for Held {
+    type Error = Box<dyn std::error::Error>;
+
+    fn size(&self) -> BodySize {
+        self.body.size()
     }
-    Ok(caller)
+
+    fn poll_next(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Bytes, Self::Error>>> {
+        Pin::new(&mut self.body).poll_next(context)
+    }
 }

@@ -59,6 +59,9 @@ pub(super) fn name(op: &Op) -> &'static str {
         Op::Drain => "drain",
         Op::Resume => "resume",
         Op::BatchJobs { .. } => "batch jobs",
+        Op::Keys => "keys",
+        Op::AddKey(_) => "add key",
+        Op::RevokeKey { .. } => "revoke key",
     }
 }
 
@@ -122,6 +125,9 @@ pub(super) async fn answer(
         Op::BatchJobs { tenant, batch, after } => {
             Ok(Answer::BatchJobs(services.batch_jobs(tenant, batch, after).await?))
         }
+        Op::Keys => Ok(Answer::Keys(services.keys.list())),
+        Op::AddKey(settings) => Ok(Answer::NewKey { key: services.add_key(settings).await? }),
+        Op::RevokeKey { name } => done(services.revoke_key(name).await),
         Op::Stop { drain } => {
             services.stop.stop(if drain { StopReason::Drain } else { StopReason::Now });
             Ok(Answer::Done)

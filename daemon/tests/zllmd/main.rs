@@ -20,5 +20,6 @@ mod openai;
 mod operate;
 mod requests;
 mod responses;
+mod safety;
 mod sampling;
 mod templates;

@@ -23,6 +23,16 @@ pub(crate) fn key() -> IdempotencyKey {
     IdempotencyKey::new("a key").unwrap()
 }
 
+pub(crate) fn key_settings() -> KeySettings {
+    KeySettings {
+        name: KeyName::new("k").unwrap(),
+        tenant: tenant(),
+        class: Class::Normal,
+        admin: true,
+        max_requests: Some(300),
+    }
+}
+
 pub(crate) fn session_ref() -> SessionRef {
     SessionRef { tenant: Some(tenant()), id: session() }
 }
@@ -147,6 +157,9 @@ pub(crate) fn ops() -> Vec<Op> {
         Op::Drain,
         Op::Resume,
         Op::BatchJobs { tenant: Some(tenant()), batch: batch(), after: Some(job()) },
+        Op::Keys,
+        Op::AddKey(key_settings()),
+        Op::RevokeKey { name: key_settings().name },
     ]
 }
 
@@ -540,6 +553,8 @@ pub(crate) fn answers() -> Vec<Answer> {
         Answer::Cancelled { jobs: 300 },
         Answer::Queue(Box::new(queue())),
         Answer::BatchJobs(BatchPage { jobs: vec![batch_job("l".into())], more: true }),
+        Answer::Keys(vec![KeyInfo { settings: key_settings(), created_unix_s: 1 << 31 }]),
+        Answer::NewKey { key: "zllm-0".into() },
     ]
 }
 

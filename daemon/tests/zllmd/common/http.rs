@@ -118,7 +118,8 @@ fn write_as(
     Some(())
 }
 
-fn read(stream: &mut BufReader<UnixStream>) -> Option<HttpAnswer> {
+/// Reads an answer up to the end of the stream.
+pub(crate) fn read(stream: &mut BufReader<impl Read>) -> Option<HttpAnswer> {
     let mut line = || {
         let mut line = String::new();
         stream.read_line(&mut line).ok().filter(|bytes| *bytes > 0)?;

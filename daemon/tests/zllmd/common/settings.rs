@@ -16,6 +16,8 @@ pub(crate) struct Settings {
     /// 0 keeps nothing there.
     pub(crate) ssd_budget_bytes: u64,
     pub(crate) save: &'static str,
+    /// Lines of `http.KEY = VALUE`.
+    pub(crate) http: String,
     /// What stands behind all that.
     pub(crate) more: String,
 }
@@ -31,16 +33,17 @@ impl Settings {
             kv_dir: folder.join("kv"),
             ssd_budget_bytes: 256 << 20,
             save: "sessions",
+            http: String::new(),
             more: String::new(),
         }
     }
 
     pub(super) fn text(&self, folder: &Path) -> String {
         let Self { model, kv_budget_bytes, ram_budget_bytes, kv_format, kv_dir, .. } = self;
-        let Self { ssd_budget_bytes, save, more, .. } = self;
-        let (socket, http) = (folder.join("s"), folder.join("m"));
+        let Self { ssd_budget_bytes, save, http, more, .. } = self;
+        let (socket, http_socket) = (folder.join("s"), folder.join("m"));
         format!(
-            "socket = {socket:?}\nhttp.listen = \"off\"\nhttp.socket = {http:?}\nthreads = 2\n\
+            "socket = {socket:?}\nhttp.listen = \"off\"\nhttp.socket = {http_socket:?}\n{http}threads = 2\n\
              [kv]\ndir = {kv_dir:?}\nssd_budget = {ssd_budget_bytes}\nsave = {save:?}\n\
              [models.{MODEL}]\npath = {model:?}\nload = \"start\"\nkv_format = {kv_format:?}\n\
              kv_budget = {kv_budget_bytes}\nram_budget = {ram_budget_bytes}\n{more}"
