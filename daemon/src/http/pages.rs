@@ -1,6 +1,7 @@
 //! The operators' pages: `/metrics`, `/health` and `/ready`.
 
 use super::Http;
+use super::problem::{Kind, Problem};
 use super::router::{Operation, Router};
 use crate::{kv_store, scheduler};
 use actix_web::http::header::ContentType;
@@ -22,15 +23,15 @@ async fn name() -> HttpResponse {
     HttpResponse::Ok().content_type(ContentType::plaintext()).body(name)
 }
 
-async fn metrics(http: web::Data<Http>) -> HttpResponse {
+async fn metrics(http: web::Data<Http>) -> Result<HttpResponse, Problem> {
     let services = &http.services;
     let scheduler = services.scheduler.send(scheduler::Snapshot).await;
     let kv = services.kv.send(kv_store::Snapshot).await;
     match (scheduler, kv, services.devices.snapshots().await) {
-        (Ok(scheduler), Ok(kv), Ok(devices)) => HttpResponse::Ok()
+        (Ok(scheduler), Ok(kv), Ok(devices)) => Ok(HttpResponse::Ok()
             .content_type(prometheus::TEXT_FORMAT)
-            .body(services.metrics.page(scheduler.load, &kv, &devices)),
-        _ => HttpResponse::InternalServerError().body("the daemon is failing\n"),
+            .body(services.metrics.page(scheduler.load, &kv, &devices))),
+        _ => Err(Problem::new(Kind::Failed, "the daemon is failing")),
     }
 }
 
@@ -40,10 +41,10 @@ async fn health() -> HttpResponse {
 }
 
 /// A request can be served.
-async fn ready(http: web::Data<Http>) -> HttpResponse {
+async fn ready(http: web::Data<Http>) -> Result<HttpResponse, Problem> {
     if http.ready.load(Ordering::Relaxed) {
-        HttpResponse::Ok().content_type(ContentType::plaintext()).body("ready\n")
+        Ok(HttpResponse::Ok().content_type(ContentType::plaintext()).body("ready\n"))
     } else {
-        HttpResponse::ServiceUnavailable().content_type(ContentType::plaintext()).body("not ready\n")
+        Err(Problem::new(Kind::Unavailable, "not ready"))
     }
 }

@@ -131,6 +131,22 @@ fn a_batch_gives_the_answers_of_single_requests() {
 }
 
 #[test]
+fn a_batch_embeds() {
+    let daemon = Daemon::start();
+    let request = |number: usize| json!({"model": MODEL, "input": format!("text {number}")});
+    let lines: String =
+        (0..5).map(|number| line(number, &request(number)).replace(CHAT, "/v1/embeddings")).collect();
+    let file = upload(&daemon, lines.as_bytes())["id"].clone();
+    let ask =
+        json!({"input_file_id": file, "endpoint": "/v1/embeddings", "completion_window": "24h"}).to_string();
+    let begun = post(&daemon.http_socket(), "/v1/batches", ask).json();
+    let batch = ended(&daemon, begun["id"].as_str().expect("an id"));
+    assert_eq!(batch["request_counts"], json!({"total": 5, "completed": 5, "failed": 0}), "{batch}");
+    let alone = post(&daemon.http_socket(), "/v1/embeddings", request(3).to_string()).json();
+    assert!(results(&daemon, &batch["output_file_id"])["n3"]["body"] == alone, "another embedding");
+}
+
+#[test]
 fn a_file_that_cannot_be_asked_fails_with_its_lines() {
     let daemon = Daemon::start();
     let lines =

@@ -69,6 +69,7 @@ pub(super) trait Wording: 'static {
 
 /// A whole answer.
 #[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "AnswerOf{Choice}")]
 pub(super) struct Whole<Choice> {
     id: String,
     object: &'static str,
@@ -94,6 +95,7 @@ struct Chunk<'a, Part> {
 
 /// What an answer took, in tokens.
 #[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "CompletionUsage")]
 pub(super) struct Usage {
     prompt_tokens: u64,
     completion_tokens: u64,

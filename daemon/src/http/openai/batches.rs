@@ -1,4 +1,4 @@
-//! `/v1/batches`: many requests of one file, each a durable job of class batch, answered into another file.
+//! `/v1/batches`: many requests of one file, each a durable job of class batch (but for embeddings, which are soon computed again), answered into another file.
 //!
 //! A batch is a record in the object store and a task that drives it ([`drive`]). The task may end with the process at any
 //! time: the next start takes every batch up again that is not over ([`resume`]). Each line's job has the idempotency key
@@ -40,7 +40,7 @@ impl Batches {
 #[schemars(rename = "BatchRequest")]
 pub(super) struct Request {
     input_file_id: String,
-    /// `/v1/chat/completions` or `/v1/completions`.
+    /// `/v1/chat/completions`, `/v1/completions` or `/v1/embeddings`.
     endpoint: String,
     /// `24h`.
     completion_window: String,

@@ -53,7 +53,7 @@ pub(super) async fn create(
     answer::give(turn, asked, Words::default()).await
 }
 
-/// The whole answer to a body, as a job that is changed before.
+/// The whole answer to a body, as JSON, as a job that is changed before.
 ///
 /// # Errors
 /// What is wrong with the body, or why the job failed.
@@ -62,14 +62,14 @@ pub(super) async fn answer(
     caller: &Caller,
     body: &[u8],
     change: impl FnOnce(&mut Submit),
-) -> Result<Value, Problem> {
+) -> Result<String, Problem> {
     let (request, params): (Request, Params) = (body::parse(body)?, body::parse(body)?);
     let asked = Asked::whole(http, &request.model, &params)?;
     let mut submit = submit(request, params)?;
     change(&mut submit);
     let turn = Turn::begin(http, caller, submit).await?;
     let answer = answer::whole(turn, asked, Words::default()).await?;
-    Ok(serde_json::to_value(answer).expect("an answer becomes JSON"))
+    Ok(serde_json::to_string(&answer).expect("an answer becomes JSON"))
 }
 
 /// # Errors

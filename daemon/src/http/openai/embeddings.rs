@@ -82,8 +82,26 @@ pub(super) async fn create(
     caller: Caller,
     payload: web::Payload,
 ) -> Result<HttpResponse, Problem> {
-    let request: Request = body::parse(&body::read(payload).await?)?;
-    models::known(&http, &request.model)?;
+    let request = body::parse(&body::read(payload).await?)?;
+    Ok(HttpResponse::Ok().json(list(&http, &caller, request, Class::Interactive).await?))
+}
+
+/// The answer, as JSON, to a body that nobody waits for.
+///
+/// # Errors
+/// What is wrong with the body, or why it failed.
+pub(super) async fn answer(http: &Http, caller: &Caller, body: &[u8]) -> Result<String, Problem> {
+    let answer = list(http, caller, body::parse(body)?, Class::Batch).await?;
+    Ok(serde_json::to_string(&answer).expect("an answer becomes JSON"))
+}
+
+async fn list(
+    http: &Http,
+    caller: &Caller,
+    request: Request,
+    class: Class,
+) -> Result<EmbeddingList, Problem> {
+    models::known(http, &request.model)?;
     let encoding = request.encoding_format.unwrap_or_default();
     let embed = Embed {
         model: request.model.clone(),
@@ -91,7 +109,7 @@ pub(super) async fn create(
         dimensions: request.dimensions,
         cut: false,
         tenant: caller.tenant.clone(),
-        class: caller.class(Class::Interactive),
+        class: caller.class(class),
     };
     // Dropped when the client goes: its jobs go with it.
     let owner = Owner::new(http.services.clone());
@@ -101,12 +119,12 @@ pub(super) async fn create(
         index,
         embedding: encoding.write(vector),
     });
-    Ok(HttpResponse::Ok().json(EmbeddingList {
+    Ok(EmbeddingList {
         object: "list",
         data: data.collect(),
         model: request.model,
         usage: EmbeddingUsage { prompt_tokens, total_tokens: prompt_tokens },
-    }))
+    })
 }
 
 impl Input {

@@ -4,7 +4,7 @@
 //! Results go to the object store in segments, each with the record's new counts in the same transaction. So what a restart
 //! finds is the record, the segments that belong to it, and jobs that their keys lead back to.
 
-use super::super::{chat, completions, files};
+use super::super::{chat, completions, embeddings, files};
 use super::lines::{Endpoint, Line, Lines, endpoint};
 use super::record::{self, Batch, LineError, Running, Status};
 use crate::http::Http;
@@ -35,8 +35,8 @@ struct Outcome {
     line: u64,
     /// Whether it is an answer, and no error.
     good: bool,
-    /// What the client reads.
-    told: Value,
+    /// What the client reads: a line of JSON.
+    told: String,
 }
 
 /// Drives a batch to its end.
@@ -205,7 +205,7 @@ impl Driver<'_> {
         let counts = &mut self.batch.request_counts;
         *(if outcome.good { &mut counts.completed } else { &mut counts.failed }) += 1;
         self.done.insert(outcome.line);
-        self.waiting_bytes += outcome.told.to_string().len();
+        self.waiting_bytes += outcome.told.len();
         self.waiting.push(outcome);
         if self.waiting_bytes >= BATCH_SEGMENT_BYTES { self.flush().await } else { Ok(()) }
     }
@@ -264,7 +264,7 @@ impl Driver<'_> {
                     Some(upload) => upload,
                     None => upload.insert(self.http.services.objects.upload()?),
                 };
-                upload.write((outcome.told.to_string() + "\n").as_bytes()).await?;
+                upload.write((outcome.told.clone() + "\n").as_bytes()).await?;
             }
         }
         let Some(upload) = upload else { return Ok(None) };
@@ -306,7 +306,9 @@ async fn answer(
     let line = match Line::parse(number, &text, endpoint) {
         Ok(line) => line,
         // It was right when the batch began.
-        Err(error) => return Outcome { line: number, good: false, told: json!({ "error": error.message }) },
+        Err(error) => {
+            return Outcome { line: number, good: false, told: json!({ "error": error.message }).to_string() };
+        }
     };
     let own = |submit: &mut Submit| {
         submit.detached = true;
@@ -320,6 +322,7 @@ async fn answer(
         let answered = match path {
             Endpoint::Chat => chat::answer(http, caller, body.as_bytes(), own).await,
             Endpoint::Completions => completions::answer(http, caller, body.as_bytes(), own).await,
+            Endpoint::Embeddings => embeddings::answer(http, caller, body.as_bytes()).await,
         };
         match answered {
             Err(Problem { kind: Kind::Busy { retry_after }, .. }) => tokio::time::sleep(retry_after).await,
@@ -330,14 +333,14 @@ async fn answer(
     };
     let (good, status, body) = match answered {
         Ok(body) => (true, 200, body),
-        Err(problem) => (false, problem.status().as_u16(), Dialect::OpenAi.error(&problem)),
+        Err(problem) => (false, problem.status().as_u16(), Dialect::OpenAi.error(&problem).to_string()),
     };
-    let told = json!({
-        "id": format!("batch_req_{}_{number}", batch.trim_start_matches("batch_")),
-        "custom_id": line.custom_id,
-        "response": { "status_code": status, "request_id": http.fresh_id("req_"), "body": body },
-        "error": null,
-    });
+    let id = format!("batch_req_{}_{number}", batch.trim_start_matches("batch_"));
+    let (custom_id, request_id) = (Value::from(line.custom_id), http.fresh_id("req_"));
+    // The body as it would be alone, to the last digit.
+    let told = format!(
+        r#"{{"id":"{id}","custom_id":{custom_id},"response":{{"status_code":{status},"request_id":"{request_id}","body":{body}}},"error":null}}"#
+    );
     Outcome { line: number, good, told }
 }
 

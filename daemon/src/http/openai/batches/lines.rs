@@ -12,6 +12,7 @@ use serde_json::Value;
 pub(super) enum Endpoint {
     Chat,
     Completions,
+    Embeddings,
 }
 
 /// The one of this path.
@@ -22,10 +23,11 @@ pub(super) fn endpoint(path: &str) -> Result<Endpoint, Problem> {
     match path {
         "/v1/chat/completions" => Ok(Endpoint::Chat),
         "/v1/completions" => Ok(Endpoint::Completions),
-        _ => Err(Problem::of(
-            "endpoint",
-            "endpoint is not served in batches; \"/v1/chat/completions\" and \"/v1/completions\" are",
-        )),
+        "/v1/embeddings" => Ok(Endpoint::Embeddings),
+        _ => {
+            let served = "\"/v1/chat/completions\", \"/v1/completions\" and \"/v1/embeddings\" are";
+            Err(Problem::of("endpoint", format!("endpoint is not served in batches; {served}")))
+        }
     }
 }
 
