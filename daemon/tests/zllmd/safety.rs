@@ -124,6 +124,44 @@ fn keys_are_asked_for_as_soon_as_there_is_one() {
 }
 
 #[test]
+fn what_is_kept_for_one_tenant_is_not_there_for_another() {
+    let (daemon, port) = on_port(Builder::new());
+    let mut client = daemon.connect();
+    let [ada, bob] = ["ada", "bob"].map(|name| add(&mut client, settings(name)));
+    let post = |key: &str, path: &str, body: Value| {
+        ask(port, &format!("POST {path}"), &[bearer(key)], &body.to_string())
+    };
+    let respond = |key: &str, more: Value| {
+        let mut body =
+            json!({ "model": MODEL, "input": "Say hi.", "max_output_tokens": 2, "temperature": 0 });
+        more.as_object().expect("fields").iter().for_each(|(name, value)| body[name] = value.clone());
+        post(key, "/v1/responses", body)
+    };
+    let made = respond(&ada, json!({})).json()["id"].clone();
+    let background = respond(&ada, json!({ "background": true })).json()["id"].clone();
+    let conversation = post(&ada, "/v1/conversations", json!({})).json()["id"].clone();
+    for (path, id) in [("responses", &made), ("responses", &background), ("conversations", &conversation)] {
+        let path = format!("/v1/{path}/{}", id.as_str().expect("an id"));
+        assert_eq!(get_with(port, &path, &[&bearer(&bob)]).status, 404, "{path}");
+        assert_eq!(ask(port, &format!("DELETE {path}"), &[bearer(&bob)], "").status, 404, "{path}");
+        assert_eq!(get_with(port, &path, &[&bearer(&ada)]).status, 200, "{path}");
+    }
+    let id = background.as_str().expect("an id");
+    assert_eq!(post(&bob, &format!("/v1/responses/{id}/cancel"), json!({})).status, 404);
+    let answer = |key: &str, more: &Value| respond(key, more.clone()).status;
+    for (more, refused) in [
+        (json!({ "previous_response_id": made }), 400),
+        (json!({ "conversation": conversation }), 404),
+        (
+            json!({ "input": [{ "type": "item_reference", "id": format!("msg_{}_0", &made.as_str().expect("an id")[5..]) }] }),
+            400,
+        ),
+    ] {
+        assert_eq!((answer(&bob, &more), answer(&ada, &more)), (refused, 200), "{more}");
+    }
+}
+
+#[test]
 fn a_key_is_a_tenant_and_has_no_more_under_way_than_it_may() {
     let (daemon, port) = on_port(Builder::new());
     let mut client = daemon.connect();

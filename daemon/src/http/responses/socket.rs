@@ -11,7 +11,6 @@ use crate::http::dialect::Dialect;
 use crate::http::problem::{Kind, Problem};
 use crate::http::{Http, body};
 use crate::limits::{HTTP_BODY_BYTES, SOCKET_PING, SOCKET_SILENCE, WAITING_TURNS};
-use actix_web::http::header;
 use actix_web::{HttpRequest, HttpResponse, web};
 use actix_ws::{AggregatedMessage, AggregatedMessageStream, CloseReason, Closed, Session};
 use futures_util::StreamExt;
@@ -46,7 +45,6 @@ pub(super) async fn upgrade(
     request: HttpRequest,
     payload: web::Payload,
 ) -> Result<HttpResponse, Problem> {
-    check_origin(&request)?;
     let (response, session, messages) = actix_ws::handle(&request, payload).map_err(|error| {
         let message = format!("GET asks for a WebSocket here ({error}); POST makes a response");
         Problem::new(Kind::Invalid, message)
@@ -58,20 +56,6 @@ pub(super) async fn upgrade(
         Connection { session, shelf, caller, waiting: VecDeque::new(), live: None, before: None, last: None };
     actix_web::rt::spawn(connection.serve(messages));
     Ok(response)
-}
-
-/// Browsers let a page open a WebSocket to anywhere, whatever it would be allowed to read of answers, and say whose page it is.
-///
-/// # Errors
-/// It is another site's.
-fn check_origin(request: &HttpRequest) -> Result<(), Problem> {
-    let Some(origin) = request.headers().get(header::ORIGIN) else { return Ok(()) };
-    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
-    let site = origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|(_, site)| site);
-    if site.is_some() && site == host {
-        return Ok(());
-    }
-    Err(Problem::new(Kind::Forbidden, "pages of other sites may not open a WebSocket here"))
 }
 
 struct Connection {

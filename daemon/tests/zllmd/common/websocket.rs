@@ -15,16 +15,23 @@ const PING: u8 = 9;
 impl WebSocket {
     /// Opens one at `target`.
     pub(crate) fn open(socket: &Path, target: &str) -> Self {
-        let (reader, lines) = ask(socket, target, "http://localhost");
+        let mut stream = UnixStream::connect(socket).expect("a socket");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        let head = format!(
+            "GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+             Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).expect("sent");
+        let (mut reader, mut lines) = (BufReader::new(stream), Vec::<String>::new());
+        while lines.last().is_none_or(|line| !line.trim().is_empty()) {
+            let mut line = String::new();
+            assert!(reader.read_line(&mut line).expect("a line") > 0, "{lines:?}");
+            lines.push(line);
+        }
         assert!(lines[0].contains(" 101 "), "{lines:?}");
         // The answer to the key, as the RFC's own example has it.
         assert!(lines.iter().any(|line| line.contains("s3pPLMBiTxaQ9kYGzzhZRbK+xOo=")), "{lines:?}");
         Self(reader)
-    }
-
-    /// The first line of the answer to a page of this site.
-    pub(crate) fn answer_to(socket: &Path, target: &str, origin: &str) -> String {
-        ask(socket, target, origin).1.remove(0)
     }
 
     pub(crate) fn send(&mut self, text: &str) {
@@ -82,22 +89,4 @@ impl WebSocket {
         // One that is closed already may find nobody who reads.
         let _ = self.0.get_mut().write_all(&frame);
     }
-}
-
-/// The head of the answer.
-fn ask(socket: &Path, target: &str, origin: &str) -> (BufReader<UnixStream>, Vec<String>) {
-    let mut stream = UnixStream::connect(socket).expect("a socket");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-    let head = format!(
-        "GET {target} HTTP/1.1\r\nHost: localhost\r\nOrigin: {origin}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
-         Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-    );
-    stream.write_all(head.as_bytes()).expect("sent");
-    let (mut reader, mut lines) = (BufReader::new(stream), Vec::<String>::new());
-    while lines.last().is_none_or(|line| !line.trim().is_empty()) {
-        let mut line = String::new();
-        assert!(reader.read_line(&mut line).expect("a line") > 0, "{lines:?}");
-        lines.push(line);
-    }
-    (reader, lines)
 }
