@@ -307,7 +307,11 @@ async fn answer(
         Ok(line) => line,
         // It was right when the batch began.
         Err(error) => {
-            return Outcome { line: number, good: false, told: json!({ "error": error.message }).to_string() };
+            return Outcome {
+                line: number,
+                good: false,
+                told: json!({ "error": error.message }).to_string(),
+            };
         }
     };
     let own = |submit: &mut Submit| {
