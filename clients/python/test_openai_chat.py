@@ -315,7 +315,7 @@ class Load(unittest.TestCase):
             except Exception as error:
                 others.append(error)
 
-        threads = [threading.Thread(target=one, args=(number,)) for number in range(48)]
+        threads = [threading.Thread(target=one, args=(number,)) for number in range(64)]
         for thread in threads:
             thread.start()
         time.sleep(0.3)
@@ -325,7 +325,7 @@ class Load(unittest.TestCase):
         for thread in threads:
             thread.join()
         self.assertEqual(others, [])
-        self.assertTrue(refused, "48 requests at once found room in a queue of 24")
+        self.assertTrue(refused, "64 requests at once found room in a queue of 24")
         self.assertTrue(answered)
         self.assertTrue(patient.choices[0].message.content)
         self.assertEqual(refused[0].code, "rate_limit_exceeded")
