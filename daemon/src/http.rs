@@ -12,7 +12,6 @@ mod anthropic;
 mod body;
 mod caller;
 mod connection;
-#[allow(dead_code, reason = "the other APIs, which are being written, use it")]
 mod conversation;
 mod dialect;
 mod edge;
@@ -23,13 +22,11 @@ mod openai;
 mod pages;
 mod problem;
 mod responses;
-#[allow(dead_code, reason = "the other APIs, which are being written, use it")]
 mod router;
 mod sse;
 mod time;
 pub(crate) mod tls;
 mod tools;
-#[allow(dead_code, reason = "the other APIs, which are being written, use it")]
 mod turn;
 
 use crate::limits::{CORS_MAX_AGE_S, HTTP_CONNECTIONS, HTTP_HEAD_TIMEOUT, HTTP_IDLE, HTTP_WORKERS};
