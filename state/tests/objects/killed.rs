@@ -52,7 +52,7 @@ fn run_and_kill(folder: &Path, first: u64, lives: Duration) -> Vec<String> {
         .spawn()
         .unwrap();
     let out = child.stdout.take().unwrap();
-    let (began, begins) = mpsc::channel();
+    let (began, begins) = mpsc::sync_channel(1);
     // A line that the kill cut off was not said.
     let reader = thread::spawn(move || {
         let mut said = Vec::new();
@@ -60,7 +60,7 @@ fn run_and_kill(folder: &Path, first: u64, lives: Duration) -> Vec<String> {
         while out.read_line(&mut line).unwrap_or(0) > 0 && line.ends_with('\n') {
             said.push(std::mem::take(&mut line).trim().to_owned());
             if said.last().is_some_and(|line| line.starts_with("STORED")) {
-                let _ = began.send(());
+                let _ = began.try_send(());
             }
         }
         said
