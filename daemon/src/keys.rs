@@ -42,8 +42,8 @@ pub(crate) struct Key {
 /// Why keys cannot be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum KeysError {
-    #[error("cannot {what} the file of keys {}: {source}", path.display())]
-    Io { path: PathBuf, what: &'static str, source: std::io::Error },
+    #[error("cannot {what} the file of keys {}: {error}", path.display())]
+    Io { path: PathBuf, what: &'static str, error: std::io::Error },
     #[error("the file of keys {} is not as zllmd writes it: {reason}; put it right, or away to have no keys", path.display())]
     Malformed { path: PathBuf, reason: String },
     #[error("the file of keys {} may be written by others (mode {mode:03o}); chmod 600 mends that", path.display())]

@@ -36,7 +36,10 @@ struct StoredKey {
 pub(super) fn read(path: &Path) -> Result<Vec<Arc<Key>>, KeysError> {
     let file = match File::open(path) {
         Ok(file) => file,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        // Nor is it where its folder is none.
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            return Ok(Vec::new());
+        }
         Err(error) => return Err(io(path, "open")(error)),
     };
     let mode = file.metadata().map_err(io(path, "look at"))?.permissions().mode() & 0o777;
@@ -92,5 +95,5 @@ pub(super) fn write(path: &Path, keys: &[Arc<Key>]) -> Result<(), KeysError> {
 }
 
 fn io(path: &Path, what: &'static str) -> impl Fn(std::io::Error) -> KeysError {
-    move |source| KeysError::Io { path: path.to_path_buf(), what, source }
+    move |error| KeysError::Io { path: path.to_path_buf(), what, error }
 }
