@@ -36,7 +36,7 @@ pub(super) type Answer = Line<Said>;
 #[schemars(rename = "OllamaResponse")]
 pub(super) struct Said {
     response: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     thinking: String,
 }
 
