@@ -239,7 +239,7 @@ impl Bench {
 }
 
 /// As the kernel has the name: 15 bytes of it.
-const HTTP_THREAD: &str = "actix-server wo";
+const HTTP_THREAD: &str = "actix-rt|system";
 
 fn chat(max_tokens: usize, stream: bool) -> String {
     let prompt = "Tell a long story about a lighthouse.";
