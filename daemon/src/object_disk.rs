@@ -24,7 +24,7 @@ use crate::pulse::{Organ, Pulses};
 use std::sync::Arc;
 use thread::{Command, Worker};
 use tokio::sync::{Semaphore, mpsc, oneshot};
-use zllm_state::{Content, Object, ObjectName, ObjectOrder, ObjectStore, ObjectStoreError};
+use zllm_state::{Content, DatabaseError, Object, ObjectName, ObjectOrder, ObjectStore};
 use zllm_wire::{ErrorCode, Fault};
 
 /// The way to the thread, which ends when the last one is dropped.
@@ -100,7 +100,7 @@ impl ObjectDisk {
     /// Does several things with nobody else in between; the time is given along, in ms since 1970.
     pub(crate) async fn with<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&mut ObjectStore, u64) -> Result<T, ObjectStoreError> + Send + 'static,
+        work: impl FnOnce(&mut ObjectStore, u64) -> Result<T, DatabaseError> + Send + 'static,
     ) -> Result<T, Fault> {
         self.ask(|reply| {
             Command::Work(Box::new(move |store| {

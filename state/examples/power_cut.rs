@@ -14,9 +14,13 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use process::Process;
 use random::Random;
-use worker::{FOLDER, start, verify, work};
+use worker::{verify, work};
 
+#[path = "../tests/common/process.rs"]
+#[expect(dead_code, reason = "the tests use more of it")]
+mod process;
 #[path = "../tests/common/random.rs"]
 mod random;
 #[path = "../tests/jobs/samples.rs"]
@@ -27,8 +31,8 @@ mod worker;
 
 fn main() {
     // The process that is stopped is this program once more.
-    if let Ok(folder) = env::var(FOLDER) {
-        work(Path::new(&folder));
+    if let Some(folder) = process::folder() {
+        work(&folder);
     }
     let rounds = env::args().nth(1).map_or(30, |rounds| rounds.parse().expect("a number of rounds"));
     let dir = tempfile::tempdir().unwrap();
@@ -48,14 +52,12 @@ fn cut_power(dir: &Path, life: Duration) -> usize {
     File::create(&image).unwrap().set_len(96 << 20).unwrap();
     run("mkfs.ext4", &[Path::new("-qF"), &image]);
     let _mounted = Mounted::new(&image, &mount);
-    let (mut child, reader) = start(&[], &mount);
+    let process = Process::start(&[], &mount);
     thread::sleep(life);
-    kill(Pid::from_raw(child.id() as i32), Signal::SIGSTOP).unwrap();
+    kill(Pid::from_raw(process.child.id() as i32), Signal::SIGSTOP).unwrap();
     fs::copy(&image, &copy).unwrap();
-    child.kill().unwrap();
-    child.wait().unwrap();
     // All that is read here was said before the copy.
-    let said = reader.join().unwrap();
+    let said = process.kill();
     let _copy_mounted = Mounted::new(&copy, &copy_mount);
     verify(&copy_mount, &said);
     said.len()

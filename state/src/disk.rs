@@ -13,7 +13,6 @@
 
 use std::fmt;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{OnceLock, PoisonError, RwLock};
@@ -21,7 +20,7 @@ use std::sync::{OnceLock, PoisonError, RwLock};
 use redb::{Database, ReadTransaction, ReadableDatabase, WriteTransaction};
 
 use crate::BlockKey;
-use crate::database::{self, Fault, Place, PlaceError, attempt};
+use crate::database::{self, Fault, Handle, Place, PlaceError, attempt};
 
 mod aside;
 mod check;
@@ -40,8 +39,7 @@ use tables::{BlockTables, SESSIONS};
 
 /// The store on disk.
 pub struct KvDisk {
-    /// `None` only while it is dropped.
-    database: Option<Database>,
+    database: Handle,
     place: Place,
     /// For this file; what an unusable one that was set aside takes is subtracted.
     budget_bytes: u64,
@@ -244,9 +242,7 @@ impl KvDisk {
         if self.file_bytes() + wanted_bytes <= self.budget_bytes {
             return Ok(());
         }
-        let mut database = self.database.take().expect("only drop takes it for good");
-        let compacted = attempt(|| Ok(database.compact()?));
-        self.database = Some(database);
+        let compacted = attempt(|| Ok(self.database.compact()?));
         compacted.map_err(|fault| self.fail(fault, "shrink the file"))?;
         // Compaction leaves no allocator state behind; without it a crash now would mean a full repair.
         self.run_transaction("shrink the file", |_| Ok(()))?;
@@ -315,8 +311,7 @@ impl KvDisk {
         if let Some(why) = self.failed.get() {
             return Err(DiskError::Failed { path: self.place.file(), why: why.clone() });
         }
-        let database = self.database.as_ref().expect("only drop takes it for good");
-        attempt(|| call(database)).map_err(|fault| self.fail(fault, doing))
+        attempt(|| call(&self.database)).map_err(|fault| self.fail(fault, doing))
     }
 
     /// From here on every call fails.
@@ -333,14 +328,6 @@ impl KvDisk {
     fn no_room(&self, needed_bytes: u64) -> DiskError {
         let (path, file_bytes) = (self.place.file(), self.file_bytes());
         DiskError::NoRoom { path, needed_bytes, file_bytes, budget_bytes: self.budget_bytes }
-    }
-}
-
-impl Drop for KvDisk {
-    fn drop(&mut self) {
-        // Closing writes, and the database may panic over a damaged file (see `attempt`).
-        let database = self.database.take();
-        let _ = catch_unwind(AssertUnwindSafe(|| drop(database)));
     }
 }
 
@@ -371,6 +358,7 @@ impl DiskError {
         match fault {
             Fault::InUse => Self::InUse { path },
             Fault::Io(source) => Self::Io { path, doing, source },
+            Fault::Place(error) => error.into(),
             Fault::Failed => Self::Failed { path, why: format!("could not {doing}") },
             Fault::Unusable(why) => {
                 Self::Unusable { outcome: aside::set_aside(place, budget_bytes), path, why }

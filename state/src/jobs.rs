@@ -13,83 +13,78 @@
 //! One thread owns it. FORMATS.md has the bytes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fmt;
-use std::io;
 use std::ops::Bound;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::Path;
 
-use redb::{Database, ReadTransaction, ReadableDatabase};
+use redb::StorageBackend;
 
-use crate::database::{self, Fault, Place, PlaceError, attempt};
+use crate::database::{DatabaseError, Guarded};
 
+mod books;
 mod ended;
 mod job;
-mod open;
 mod record;
 mod tables;
 mod token_log;
 
 pub use job::{JobChange, JobClass, JobRecord, JobState, Retention, Submitted};
-pub use open::OpenedJobs;
 pub use token_log::{LogEntry, TokenLog, TokenLogError};
 
-use ended::Ended;
+use books::JobBooks;
 use job::{Head, job_name};
 use tables::JobTables;
 
 /// All durable jobs: those that wait or run, and those that ended lately.
+#[derive(Debug)]
 pub struct JobStore {
-    /// `None` after a failure: the next call opens the file again.
-    database: Option<Database>,
-    open: Open,
-    place: Place,
+    file: Guarded<JobBooks>,
     retention: Retention,
-    ended: Ended,
-    /// The highest number that a job ever had.
-    last_number: u64,
-    /// What calls that failed may have changed all the same: the heads as they were acknowledged, `None` for a job that was
-    /// not there. They are put back when the file is opened again.
-    in_doubt: BTreeMap<u64, Option<Head>>,
 }
 
-/// Opens the database in its place.
-type Open = Box<dyn Fn() -> Result<Result<Database, Fault>, PlaceError> + Send>;
-
-/// Why the disk did not do it.
-#[derive(Debug, thiserror::Error)]
-pub enum JobStoreError {
-    /// Another process has the file open.
-    #[error("{}: another daemon uses it; stop it, or give this one another folder for jobs", path.display())]
-    InUse {
-        /// The database's file.
-        path: PathBuf,
-    },
-    /// The operating system refused.
-    #[error("{}: could not {doing}: {source}", path.display())]
-    Io {
-        /// The file or folder.
-        path: PathBuf,
-        /// What was being done.
-        doing: &'static str,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// The database is damaged, of another version, or none. It is left as it is.
-    #[error(
-        "{}: the jobs in it cannot be used ({why}). It is left as it is: bring it back from a backup, or move it away, \
-         and the daemon starts with an empty queue",
-        path.display()
-    )]
-    Unusable {
-        /// The database's file.
-        path: PathBuf,
-        /// What was found.
-        why: String,
-    },
+/// What a daemon that starts has to know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpenedJobs {
+    /// The jobs that have not ended, the oldest first.
+    pub unfinished: Vec<JobRecord>,
+    /// The highest number that a job ever had, 0 if there was none.
+    pub last_number: u64,
 }
 
 impl JobStore {
+    /// Opens the jobs in a folder, which is made if it is missing, and lets those expire that ended too long ago or are too
+    /// many.
+    ///
+    /// # Errors
+    /// When the file is in use, cannot be used (it stays as it is), or the system refuses.
+    pub fn open(dir: &Path, retention: Retention, now_ms: u64) -> Result<(Self, OpenedJobs), DatabaseError> {
+        Self::start(Guarded::in_folder(dir)?, retention, now_ms)
+    }
+
+    /// Opens the jobs on a backend of the database, for tests of what a disk may do; an empty one is filled first. After a
+    /// failure another one is asked for.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with_backend<B: StorageBackend>(
+        backend: impl Fn() -> B + Send + 'static,
+        retention: Retention,
+        now_ms: u64,
+    ) -> Result<(Self, OpenedJobs), DatabaseError> {
+        Self::start(Guarded::on_backend(backend), retention, now_ms)
+    }
+
+    fn start(
+        file: Guarded<JobBooks>,
+        retention: Retention,
+        now_ms: u64,
+    ) -> Result<(Self, OpenedJobs), DatabaseError> {
+        let mut store = Self { file, retention };
+        store.expire(now_ms)?;
+        let unfinished = store.file.view("read the jobs", tables::unfinished)?;
+        let last_number = store.file.books.last_number;
+        Ok((store, OpenedJobs { unfinished, last_number }))
+    }
+
     /// Stores jobs, all of them or, after an error, none; durable when it returns. Of jobs of one tenant and key only the
     /// first is stored as long as that one is kept, also after it ended.
     ///
@@ -98,8 +93,8 @@ impl JobStore {
     ///
     /// # Panics
     /// When a job is not queued or its number is another's.
-    pub fn submit(&mut self, jobs: &[JobRecord]) -> Result<Vec<Submitted>, JobStoreError> {
-        let stored = self.view("look for jobs and keys", |tx| {
+    pub fn submit(&mut self, jobs: &[JobRecord]) -> Result<Vec<Submitted>, DatabaseError> {
+        let stored = self.file.view("look for jobs and keys", |tx| {
             jobs.iter().map(|job| tables::find_job(tx, job)).collect::<Result<Vec<_>, _>>()
         })?;
         let (mut new, mut before, mut keys) = (Vec::new(), BTreeMap::new(), HashMap::new());
@@ -116,14 +111,14 @@ impl JobStore {
         });
         let outcomes = outcomes.collect();
         let Some((highest, _)) = before.last_key_value() else { return Ok(outcomes) };
-        let last_number = self.last_number.max(*highest);
+        let last_number = self.file.books.last_number.max(*highest);
         self.write("store jobs", before, |tables| {
             for (job, head) in &new {
                 tables.insert(job, head)?;
             }
             tables.put_last_number(last_number)
         })?;
-        self.last_number = last_number;
+        self.file.books.last_number = last_number;
         Ok(outcomes)
     }
 
@@ -137,10 +132,10 @@ impl JobStore {
     /// # Panics
     /// When the table of states forbids a change, a job that ended or is not there changes, or a result comes without an
     /// end: the caller has lost track of its jobs.
-    pub fn change(&mut self, changes: &[JobChange]) -> Result<Vec<u64>, JobStoreError> {
+    pub fn change(&mut self, changes: &[JobChange]) -> Result<Vec<u64>, DatabaseError> {
         let Some(now_ms) = changes.iter().map(|change| change.at_ms).max() else { return Ok(Vec::new()) };
         let numbers: BTreeSet<u64> = changes.iter().map(|change| change.number).collect();
-        let before: BTreeMap<_, _> = self.view("read the jobs that change", |tx| {
+        let before: BTreeMap<_, _> = self.file.view("read the jobs that change", |tx| {
             numbers.iter().map(|number| Ok((*number, tables::head(tx, *number)?))).collect()
         })?;
         let (mut after, mut results) = (before.clone(), Vec::new());
@@ -151,7 +146,7 @@ impl JobStore {
             results.extend(change.result.as_ref().map(|result| (change.number, result)));
         }
         let after: Vec<Head> = after.into_values().flatten().collect();
-        let expired = self.ended.expired(&self.retention, now_ms, after.iter());
+        let expired = self.file.books.ended.expired(&self.retention, now_ms, after.iter());
         self.write("change jobs", before, |tables| {
             for head in &after {
                 tables.put_head(head)?;
@@ -161,8 +156,8 @@ impl JobStore {
             }
             tables.remove_all(&expired)
         })?;
-        self.ended.remove(&expired);
-        after.iter().for_each(|head| self.ended.insert(head));
+        self.file.books.ended.remove(&expired);
+        after.iter().for_each(|head| self.file.books.ended.insert(head));
         Ok(expired.into_iter().map(|(_, number)| number).collect())
     }
 
@@ -170,12 +165,12 @@ impl JobStore {
     ///
     /// # Errors
     /// The disk's.
-    pub fn expire(&mut self, now_ms: u64) -> Result<Vec<u64>, JobStoreError> {
-        self.ready()?;
-        let expired = self.ended.expired(&self.retention, now_ms, std::iter::empty());
+    pub fn expire(&mut self, now_ms: u64) -> Result<Vec<u64>, DatabaseError> {
+        self.file.ready()?;
+        let expired = self.file.books.ended.expired(&self.retention, now_ms, std::iter::empty());
         if !expired.is_empty() {
             self.write("delete old jobs", BTreeMap::new(), |tables| tables.remove_all(&expired))?;
-            self.ended.remove(&expired);
+            self.file.books.ended.remove(&expired);
         }
         Ok(expired.into_iter().map(|(_, number)| number).collect())
     }
@@ -184,8 +179,8 @@ impl JobStore {
     ///
     /// # Errors
     /// The disk's.
-    pub fn record(&mut self, number: u64) -> Result<Option<JobRecord>, JobStoreError> {
-        self.view("read a job", |tx| {
+    pub fn record(&mut self, number: u64) -> Result<Option<JobRecord>, DatabaseError> {
+        self.file.view("read a job", |tx| {
             tables::head(tx, number)?.map(|head| tables::whole(tx, head)).transpose()
         })
     }
@@ -194,16 +189,16 @@ impl JobStore {
     ///
     /// # Errors
     /// The disk's.
-    pub fn find(&mut self, tenant: &str, key: &str) -> Result<Option<u64>, JobStoreError> {
-        self.view("look for a key", |tx| tables::job_of_key(tx, tenant, key))
+    pub fn find(&mut self, tenant: &str, key: &str) -> Result<Option<u64>, DatabaseError> {
+        self.file.view("look for a key", |tx| tables::job_of_key(tx, tenant, key))
     }
 
     /// A job's result, if it is kept and ended with one.
     ///
     /// # Errors
     /// The disk's.
-    pub fn result(&mut self, number: u64) -> Result<Option<Vec<u8>>, JobStoreError> {
-        self.view("read a job's result", |tx| match tables::head(tx, number)? {
+    pub fn result(&mut self, number: u64) -> Result<Option<Vec<u8>>, DatabaseError> {
+        self.file.view("read a job's result", |tx| match tables::head(tx, number)? {
             Some(head) => tables::result(tx, &head),
             None => Ok(None),
         })
@@ -214,8 +209,8 @@ impl JobStore {
     ///
     /// # Errors
     /// The disk's.
-    pub fn latest(&mut self, before: Option<u64>, limit: usize) -> Result<Vec<JobRecord>, JobStoreError> {
-        self.view("list the jobs", |tx| {
+    pub fn latest(&mut self, before: Option<u64>, limit: usize) -> Result<Vec<JobRecord>, DatabaseError> {
+        self.file.view("list the jobs", |tx| {
             let end = before.map_or(Bound::Unbounded, Bound::Excluded);
             let newest_first = tables::heads(tx, (Bound::Unbounded, end))?;
             newest_first.rev().take(limit).map(|head| Ok(head?.record)).collect()
@@ -226,8 +221,8 @@ impl JobStore {
     ///
     /// # Errors
     /// The disk's.
-    pub fn of_batch(&mut self, tenant: &str, batch: &str) -> Result<Vec<JobRecord>, JobStoreError> {
-        self.view("list a batch's jobs", |tx| {
+    pub fn of_batch(&mut self, tenant: &str, batch: &str) -> Result<Vec<JobRecord>, DatabaseError> {
+        self.file.view("list a batch's jobs", |tx| {
             let numbers = tables::jobs_of_batch(tx, tenant, batch)?;
             let head = |number| {
                 tables::head(tx, number)?.ok_or_else(|| tables::damaged(number, "the record", "no head"))
@@ -238,18 +233,7 @@ impl JobStore {
 
     /// Bytes that the file has of the disk now. It is sparse, so its length says nothing.
     pub fn file_bytes(&self) -> u64 {
-        self.place.file_bytes()
-    }
-
-    /// Looks at the jobs as the last transaction left them.
-    fn view<T>(
-        &mut self,
-        doing: &'static str,
-        call: impl FnOnce(&ReadTransaction) -> Result<T, redb::Error>,
-    ) -> Result<T, JobStoreError> {
-        let database = self.ready()?;
-        let looked = attempt(|| call(&database.begin_read()?));
-        looked.map_err(|fault| self.fail(fault, doing))
+        self.file.file_bytes()
     }
 
     /// Runs one synced transaction that changes the jobs of these heads, and others only by deleting ended ones.
@@ -258,66 +242,11 @@ impl JobStore {
         doing: &'static str,
         before: BTreeMap<u64, Option<Head>>,
         call: impl FnOnce(&mut JobTables<'_>) -> Result<(), redb::Error>,
-    ) -> Result<(), JobStoreError> {
-        let database = self.ready()?;
-        let done = attempt(|| database::transaction(database, |tx| call(&mut JobTables::open(tx)?)));
-        let done = done.and_then(|()| self.place.still_there().map_err(Fault::Io));
-        done.map_err(|fault| {
-            self.in_doubt.extend(before);
-            self.fail(fault, doing)
-        })
-    }
-
-    /// The database, opened again if it failed.
-    fn ready(&mut self) -> Result<&Database, JobStoreError> {
-        if self.database.is_none() {
-            self.reopen()?;
+    ) -> Result<(), DatabaseError> {
+        let done = self.file.write(doing, call);
+        if done.is_err() {
+            self.file.books.in_doubt.extend(before);
         }
-        Ok(self.database.as_ref().expect("it was opened"))
-    }
-
-    /// Closes the database: nobody knows what it holds in memory.
-    fn fail(&mut self, fault: Fault, doing: &'static str) -> JobStoreError {
-        self.close();
-        JobStoreError::new(fault, doing, &self.place)
-    }
-
-    fn close(&mut self) {
-        let database = self.database.take();
-        // Closing writes, and the database may panic over a damaged file (see `attempt`).
-        let _ = catch_unwind(AssertUnwindSafe(|| drop(database)));
-    }
-}
-
-impl Drop for JobStore {
-    fn drop(&mut self) {
-        self.close();
-    }
-}
-
-impl fmt::Debug for JobStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("JobStore")
-            .field("file", &self.place.file())
-            .field("retention", &self.retention)
-            .finish()
-    }
-}
-
-impl From<PlaceError> for JobStoreError {
-    fn from(error: PlaceError) -> Self {
-        Self::Io { path: error.path, doing: error.doing, source: error.source }
-    }
-}
-
-impl JobStoreError {
-    fn new(fault: Fault, doing: &'static str, place: &Place) -> Self {
-        let path = place.file();
-        match fault {
-            Fault::InUse => Self::InUse { path },
-            Fault::Io(source) => Self::Io { path, doing, source },
-            Fault::Failed => Self::Io { path, doing, source: io::Error::other("an earlier call failed") },
-            Fault::Unusable(why) => Self::Unusable { path, why },
-        }
+        done
     }
 }

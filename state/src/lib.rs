@@ -22,6 +22,7 @@ mod session;
 mod store;
 mod tier;
 
+pub use database::DatabaseError;
 pub use disk::{
     CheckReport, Contents, DiskError, KvDisk, Manifest, ReadError, SMALLEST_BUDGET_BYTES, StoredBlock,
     disk_bytes, free_bytes, session_bytes, smallest_budget, usable,
@@ -31,13 +32,11 @@ pub use index::{
     Restore, RestoreId, TierFigures,
 };
 pub use jobs::{
-    JobChange, JobClass, JobRecord, JobState, JobStore, JobStoreError, LogEntry, OpenedJobs, Retention,
-    Submitted, TokenLog, TokenLogError,
+    JobChange, JobClass, JobRecord, JobState, JobStore, LogEntry, OpenedJobs, Retention, Submitted, TokenLog,
+    TokenLogError,
 };
 pub use key::{BLOCK_TOKENS, BlockKey, Fingerprint, block_keys};
-pub use objects::{
-    Content, Object, ObjectName, ObjectOrder, ObjectRetention, ObjectStore, ObjectStoreError, PIECE_BYTES,
-};
+pub use objects::{Content, Object, ObjectName, ObjectOrder, ObjectRetention, ObjectStore, PIECE_BYTES};
 pub use session::{Session, SessionName, SessionTable, Turn};
 pub use store::{
     Action, CacheOutcome, DiskContents, DiskState, EvictTarget, Evicted, Granted, KvStore, LeaseRequest,

@@ -4,16 +4,26 @@ use std::any::Any;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use super::place::PlaceError;
+
 /// Why the database did not do it.
 pub(crate) enum Fault {
     /// Another process has it open.
     InUse,
     /// The system refused; the database refuses everything from here on.
     Io(io::Error),
+    /// The system refused this, before there was a database.
+    Place(PlaceError),
     /// It is damaged, of a version that this build does not read, or not a database.
     Unusable(String),
     /// An earlier call met an error of the system.
     Failed,
+}
+
+impl From<PlaceError> for Fault {
+    fn from(error: PlaceError) -> Self {
+        Self::Place(error)
+    }
 }
 
 /// Calls the database. Its code may panic over bytes that it did not write, in a debug build it does so on purpose: a

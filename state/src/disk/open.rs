@@ -5,19 +5,18 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{OnceLock, RwLock};
 
-use redb::{ReadTransaction, ReadableDatabase, ReadableTable, StorageBackend, WriteTransaction};
+use redb::{ReadTransaction, ReadableTable, StorageBackend, WriteTransaction};
 
 use super::aside;
 use super::record::{self, Manifest, StoredBlock};
-use super::tables::{BLOCKS, BlockTables, CHUNKS, FORMAT, META, META_FORMAT, SESSIONS};
+use super::tables::{BLOCKS, BlockTables, CHUNKS, SESSIONS};
 use super::{DiskError, KvDisk, SMALLEST_BUDGET_BYTES};
 use crate::BlockKey;
-use crate::database::{self, Fault, Place, attempt};
+use crate::database::{self, Handle, Layout, Place};
 
-/// The system's own cache holds the file; the database's needs to hold the pages of a transaction.
-const CACHE_BYTES: usize = 32 << 20;
-
-const FILE: &str = "kv.redb";
+/// How a block is cut into chunks is part of its format.
+pub(super) const LAYOUT: Layout =
+    Layout { file: "kv.redb", cache_bytes: 32 << 20, format: 1, begin: create_tables };
 
 /// What was on disk.
 #[derive(Debug, Default)]
@@ -42,7 +41,7 @@ impl KvDisk {
     /// not be written, a full disk.
     pub fn open(dir: &Path, budget_bytes: u64) -> Result<(Self, Contents), DiskError> {
         check_budget(budget_bytes)?;
-        let place = Place::folder(dir, FILE)?;
+        let place = Place::folder(dir, LAYOUT.file)?;
         aside::drop_large_set_aside(&place, budget_bytes);
         let mut notes = Vec::new();
         if place.exists()? {
@@ -57,7 +56,7 @@ impl KvDisk {
                 }
             }
         }
-        let made = database::make(&place, CACHE_BYTES, create_tables)?;
+        let made = database::make(&place, &LAYOUT);
         let database =
             made.map_err(|fault| DiskError::new(fault, "make the database", &place, budget_bytes))?;
         let (disk, contents) = Self::start(database, place, budget_bytes)?;
@@ -74,47 +73,28 @@ impl KvDisk {
         budget_bytes: u64,
     ) -> Result<(Self, Contents), DiskError> {
         check_budget(budget_bytes)?;
-        let place = Place::nowhere(FILE);
-        let database = attempt(|| {
-            let database = database::open_sealed(backend, CACHE_BYTES)?;
-            if database.begin_read()?.list_tables()?.next().is_none() {
-                database::transaction(&database, create_tables)?;
-            }
-            Ok(database)
-        });
+        let place = Place::nowhere(LAYOUT.file);
+        let database = database::open_on(backend, &LAYOUT);
         let database = database.map_err(|fault| DiskError::new(fault, "open", &place, budget_bytes))?;
         Self::start(database, place, budget_bytes)
     }
 
     fn open_existing(place: &Place, budget_bytes: u64) -> Result<(Self, Contents), DiskError> {
-        let database = database::open(place, CACHE_BYTES)?;
+        let database = database::open(place, &LAYOUT);
         let database = database.map_err(|fault| DiskError::new(fault, "open", place, budget_bytes))?;
         Self::start(database, place.clone(), budget_bytes)
     }
 
-    fn start(
-        database: redb::Database,
-        place: Place,
-        budget_bytes: u64,
-    ) -> Result<(Self, Contents), DiskError> {
+    fn start(database: Handle, place: Place, budget_bytes: u64) -> Result<(Self, Contents), DiskError> {
         let disk = Self {
-            database: Some(database),
+            database,
             budget_bytes: budget_bytes.saturating_sub(aside::set_aside_bytes(&place)),
             place,
             next_number: AtomicU64::new(0),
             readers: RwLock::new(()),
             failed: OnceLock::new(),
         };
-        let format = disk.view("read the format", |tx| {
-            Ok(tx.open_table(META)?.get(META_FORMAT)?.map(|format| format.value()))
-        })?;
-        if format != Some(FORMAT) {
-            let found = format.map_or("no format number".to_owned(), |format| format!("format {format}"));
-            return Err(disk.fail(
-                Fault::Unusable(format!("it has {found}, and this zllm reads format {FORMAT}")),
-                "read the format",
-            ));
-        }
+        disk.view("read the format", |tx| database::check_format(tx, &LAYOUT))?;
         let mut found = disk.view("read the records", find)?;
         found.leave_out_orphans();
         disk.next_number.store(found.next_number, Ordering::Relaxed);
@@ -194,7 +174,6 @@ impl Found {
 }
 
 fn create_tables(tx: &WriteTransaction) -> Result<(), redb::Error> {
-    tx.open_table(META)?.insert(META_FORMAT, FORMAT)?;
     BlockTables::open(tx)?;
     tx.open_table(SESSIONS)?;
     Ok(())

@@ -10,13 +10,7 @@ use super::space;
 use crate::BlockKey;
 use crate::database::CHUNK_MARK;
 
-/// Format of the whole file: its tables, their keys, and how a block is cut into chunks.
-pub(super) const FORMAT: u64 = 1;
-/// Key of the format's number.
-pub(super) const META_FORMAT: u32 = 0;
-
 // All keys have fixed widths: any bytes in a damaged page are a key, and the checksums find them wrong.
-pub(super) const META: TableDefinition<'_, u32, u64> = TableDefinition::new("meta");
 pub(super) const BLOCKS: TableDefinition<'_, [u8; 32], &[u8]> = TableDefinition::new("blocks");
 /// By the block's number and the chunk's place in it. Numbers rise and are never used again: chunks are appended, which
 /// keeps the tree full, and none can pass for another block's.

@@ -5,10 +5,11 @@ use std::path::Path;
 
 use redb::ReadableTable;
 
+use super::open::LAYOUT;
 use super::record::{BlockRecord, VERSION, encode_block, encode_manifest, session_key};
-use super::tables::{BLOCKS, CHUNKS, FORMAT, META, META_FORMAT};
+use super::tables::{BLOCKS, CHUNKS};
 use super::*;
-use crate::database::CHUNK_MARK;
+use crate::database::{CHUNK_MARK, META, META_FORMAT};
 use crate::{Fingerprint, block_keys};
 
 const BUDGET: u64 = 32 << 20;
@@ -141,7 +142,7 @@ fn an_unreadable_session_is_dropped() {
 
 #[test]
 fn another_format_is_set_aside_by_its_number() {
-    for format in [FORMAT + 1, FORMAT - 1] {
+    for format in [LAYOUT.format + 1, LAYOUT.format - 1] {
         let dir = tempfile::tempdir().unwrap();
         let disk = store(dir.path());
         let set = |tx: &WriteTransaction| {

@@ -4,26 +4,19 @@ use redb::{ReadTransaction, ReadableTableMetadata, Table, TableDefinition, Write
 
 use super::job::{Head, JobRecord, job_name};
 use super::record::{self, NameKey};
-
-/// Format of the whole file: its tables and their keys.
-pub(super) const FORMAT: u64 = 1;
-/// Key of the format's number.
-pub(super) const META_FORMAT: u32 = 0;
-/// Key of the highest number that a job ever had, so that those of expired jobs are not given again.
-pub(super) const META_LAST: u32 = 1;
+use crate::database::{META, META_LAST};
 
 type Bytes = &'static [u8];
 
 // All keys have fixed widths: any bytes in a damaged page are a key, and the checksums find them wrong.
-pub(super) const META: TableDefinition<'_, u32, u64> = TableDefinition::new("meta");
 /// By the job's number, as bodies and results are.
-pub(super) const HEADS: TableDefinition<'_, u64, Bytes> = TableDefinition::new("heads");
-pub(super) const BODIES: TableDefinition<'_, u64, Bytes> = TableDefinition::new("bodies");
-pub(super) const RESULTS: TableDefinition<'_, u64, Bytes> = TableDefinition::new("results");
+const HEADS: TableDefinition<'_, u64, Bytes> = TableDefinition::new("heads");
+const BODIES: TableDefinition<'_, u64, Bytes> = TableDefinition::new("bodies");
+const RESULTS: TableDefinition<'_, u64, Bytes> = TableDefinition::new("results");
 /// A tenant's idempotency key leads to the job that had it first.
-pub(super) const KEYS: TableDefinition<'_, NameKey, u64> = TableDefinition::new("keys");
+const KEYS: TableDefinition<'_, NameKey, u64> = TableDefinition::new("keys");
 /// The jobs of a tenant's batch.
-pub(super) const BATCHES: TableDefinition<'_, (NameKey, u64), ()> = TableDefinition::new("batches");
+const BATCHES: TableDefinition<'_, (NameKey, u64), ()> = TableDefinition::new("batches");
 
 /// The tables, open for writing.
 pub(super) struct JobTables<'tx> {
@@ -49,10 +42,7 @@ impl<'tx> JobTables<'tx> {
 
     /// Writes what a new database has.
     pub(super) fn begin(tx: &WriteTransaction) -> Result<(), redb::Error> {
-        let mut tables = JobTables::open(tx)?;
-        tables.meta.insert(META_FORMAT, FORMAT)?;
-        tables.meta.insert(META_LAST, 0)?;
-        Ok(())
+        JobTables::open(tx)?.put_last_number(0)
     }
 
     /// Stores a new job.
@@ -142,6 +132,13 @@ pub(super) fn head(tx: &ReadTransaction, number: u64) -> Result<Option<Head>, re
     found.map(|bytes| decode(number, bytes.value())).transpose()
 }
 
+/// The jobs that have not ended, lowest number first.
+pub(super) fn unfinished(tx: &ReadTransaction) -> Result<Vec<JobRecord>, redb::Error> {
+    let is_unfinished =
+        |head: &Result<Head, _>| head.as_ref().map_or(true, |head| !head.record.state.is_terminal());
+    heads(tx, ..)?.filter(is_unfinished).map(|head| whole(tx, head?)).collect()
+}
+
 /// The whole record of the job of this head.
 pub(super) fn whole(tx: &ReadTransaction, head: Head) -> Result<JobRecord, redb::Error> {
     let number = head.record.number;
@@ -194,11 +191,6 @@ pub(super) fn jobs_of_batch(
     let key = record::key_of_batch(tenant, batch);
     let entries = tx.open_table(BATCHES)?.range((key, 0)..=(key, u64::MAX))?;
     entries.map(|entry| Ok(entry?.0.value().1)).collect()
-}
-
-/// The value of a meta key.
-pub(super) fn meta(tx: &ReadTransaction, key: u32) -> Result<Option<u64>, redb::Error> {
-    Ok(tx.open_table(META)?.get(key)?.map(|value| value.value()))
 }
 
 /// Whether the tables beside the heads have as many entries as these heads name.

@@ -315,6 +315,7 @@ impl TokenLog {
         match fault {
             Fault::InUse => TokenLogError::InUse { path },
             Fault::Io(source) => TokenLogError::Io { path, doing, source },
+            Fault::Place(error) => error.into(),
             Fault::Failed => unreachable!("sled has no such error"),
             // An empty one as well, so it is not the log.
             Fault::Unusable(why) => TokenLogError::Io { path, doing, source: io::Error::other(why) },

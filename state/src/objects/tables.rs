@@ -4,18 +4,11 @@ use redb::{ReadTransaction, ReadableTable, ReadableTableMetadata, Table, TableDe
 
 use super::object::{Content, Head, Object, ObjectName, ObjectOrder};
 use super::record::{self, NameKey};
-
-/// Format of the whole file: its tables and their keys.
-pub(super) const FORMAT: u64 = 1;
-/// Key of the format's number.
-pub(super) const META_FORMAT: u32 = 0;
-/// Key of the highest number that an object or a content ever had, so that those of deleted ones are not given again.
-pub(super) const META_LAST: u32 = 1;
+use crate::database::{META, META_LAST};
 
 type Bytes = &'static [u8];
 
 // All keys have fixed widths: any bytes in a damaged page are a key, and the checksums find them wrong.
-const META: TableDefinition<'_, u32, u64> = TableDefinition::new("meta");
 /// By the object's number, as values are.
 const HEADS: TableDefinition<'_, u64, Bytes> = TableDefinition::new("heads");
 const VALUES: TableDefinition<'_, u64, Bytes> = TableDefinition::new("values");
@@ -54,9 +47,7 @@ impl<'tx> ObjectTables<'tx> {
 
     /// Writes what a new database has.
     pub(super) fn begin(tx: &WriteTransaction) -> Result<(), redb::Error> {
-        let mut tables = ObjectTables::open(tx)?;
-        tables.meta.insert(META_FORMAT, FORMAT)?;
-        tables.put_last_number(0)
+        ObjectTables::open(tx)?.put_last_number(0)
     }
 
     pub(super) fn put_last_number(&mut self, number: u64) -> Result<(), redb::Error> {
@@ -224,11 +215,6 @@ pub(super) fn piece(tx: &ReadTransaction, content: u64, index: u32) -> Result<Op
 /// Numbers of the contents that no object has.
 pub(super) fn loose(tx: &ReadTransaction) -> Result<Vec<u64>, redb::Error> {
     tx.open_table(LOOSE)?.range::<u64>(..)?.map(|entry| Ok(entry?.0.value())).collect()
-}
-
-/// The value of a meta key.
-pub(super) fn meta(tx: &ReadTransaction, key: u32) -> Result<Option<u64>, redb::Error> {
-    Ok(tx.open_table(META)?.get(key)?.map(|value| value.value()))
 }
 
 /// Whether the tables beside the heads have as many entries as there are objects.

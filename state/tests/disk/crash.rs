@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use zllm_state::{BlockKey, DiskError, KvDisk, Manifest, ReadError, SMALLEST_BUDGET_BYTES, StoredBlock};
 
+use crate::crash_rig::{Ended, finds_out_a_disk_that_lies, survives_a_stop_at_each_sync};
 use crate::flaky::FlakyDisk;
 use crate::samples::{block, bytes, chain, session};
 
@@ -70,33 +71,21 @@ impl Step {
     }
 }
 
-/// What the run had acknowledged when it ended, and what it would have acknowledged next.
-struct Ended {
-    acknowledged: Model,
-    in_flight: Model,
-    created: bool,
-    error: Option<DiskError>,
-}
-
 /// Runs the script until it ends or a step fails.
-fn run(disk: FlakyDisk) -> Ended {
-    let mut ended =
-        Ended { acknowledged: Model::default(), in_flight: Model::default(), created: false, error: None };
-    let disk = match KvDisk::open_with_backend(disk, BUDGET) {
-        Ok((disk, _)) => disk,
-        Err(error) => return Ended { error: Some(error), ..ended },
+fn run(disk: FlakyDisk) -> Ended<Model> {
+    let mut ended = Ended { acknowledged: Model::default(), next: Model::default(), failed: false };
+    let Ok((disk, _)) = KvDisk::open_with_backend(disk, BUDGET) else {
+        return Ended { failed: true, ..ended };
     };
-    ended.created = true;
     for step in script() {
-        step.apply(&mut ended.in_flight);
+        step.apply(&mut ended.next);
         if let Err(error) = step.run(&disk) {
             assert!(error.is_fatal());
             // Nothing works before it is opened again, reading included.
             let some_key = block(1, 1).0.key;
             assert!(matches!(disk.read(&some_key), Err(ReadError::Io(DiskError::Failed { .. }))));
             assert!(matches!(step.run(&disk), Err(DiskError::Failed { .. })));
-            ended.error = Some(error);
-            return ended;
+            return Ended { failed: true, ..ended };
         }
         step.apply(&mut ended.acknowledged);
     }
@@ -104,17 +93,13 @@ fn run(disk: FlakyDisk) -> Ended {
 }
 
 /// Whether a disk of this image holds what was acknowledged, and nothing else but what may have been on its way.
-fn verify(image: Vec<u8>, ended: &Ended) -> Result<(), String> {
-    let (disk, contents) = match KvDisk::open_with_backend(FlakyDisk::of(image), BUDGET) {
-        Ok(opened) => opened,
-        // Made under another name and then renamed, such a file is never found.
-        Err(_) if !ended.created => return Ok(()),
-        Err(error) => return Err(format!("does not open: {error}")),
-    };
+fn verify(image: Vec<u8>, ended: &Ended<Model>) -> Result<(), String> {
+    let (disk, contents) = KvDisk::open_with_backend(FlakyDisk::of(image), BUDGET)
+        .map_err(|error| format!("does not open: {error}"))?;
     if !contents.notes.is_empty() {
         return Err(format!("notes: {:?}", contents.notes));
     }
-    let (before, after) = (&ended.acknowledged, &ended.in_flight);
+    let (before, after) = (&ended.acknowledged, &ended.next);
     let listed: BTreeSet<_> = contents.blocks.iter().map(|block| block.key).collect();
     for key in before.blocks.keys().chain(after.blocks.keys()).chain(&listed) {
         let read = match disk.read(key) {
@@ -149,26 +134,7 @@ fn verify(image: Vec<u8>, ended: &Ended) -> Result<(), String> {
 
 #[test]
 fn what_was_acknowledged_survives_a_stop_at_each_sync() {
-    let whole = FlakyDisk::default();
-    let ended = run(whole.clone());
-    assert!(ended.error.is_none());
-    verify(whole.durable(), &ended).unwrap();
-
-    let (syncs, mut images) = (whole.syncs(), 0);
-    assert!(syncs > 40, "the script has {syncs} syncs");
-    for sync in 1..=syncs {
-        let disk = FlakyDisk::default().stop_at_sync(sync);
-        let ended = run(disk.clone());
-        // The last syncs are those of closing.
-        assert!(ended.error.is_some() || sync + 4 > syncs, "sync {sync} of {syncs}");
-        let cuts = (1..=5).map(|seed| disk.after_power_cut(seed * 1000 + sync));
-        for image in cuts.chain([disk.durable(), disk.live()]) {
-            verify(image, &ended)
-                .unwrap_or_else(|wrong| panic!("stopped at sync {sync} of {syncs}: {wrong}"));
-            images += 1;
-        }
-    }
-    println!("{syncs} syncs, {images} images");
+    survives_a_stop_at_each_sync(run, verify);
 }
 
 /// A full disk refuses to let the file grow: the store ends as with any other error, and what it has stays.
@@ -178,18 +144,14 @@ fn what_was_acknowledged_survives_a_full_disk() {
     for capacity in (0..4 << 20).step_by(200 << 10) {
         let disk = FlakyDisk::default().full_at(capacity);
         let ended = run(disk.clone());
-        refused += u32::from(ended.error.is_some());
+        refused += u32::from(ended.failed);
         let roomy = disk.live();
         verify(roomy, &ended).unwrap_or_else(|wrong| panic!("full at {capacity} bytes: {wrong}"));
     }
     assert!(refused >= 5, "{refused} runs met the end of the disk");
 }
 
-/// The test above must be able to fail: a disk whose syncs do nothing loses what was acknowledged.
 #[test]
 fn a_disk_that_lies_about_syncs_is_found_out() {
-    let disk = FlakyDisk::default().lying();
-    let ended = run(disk.clone());
-    assert!(ended.error.is_none());
-    assert!((1..=5).any(|seed| verify(disk.after_power_cut(seed), &ended).is_err()));
+    finds_out_a_disk_that_lies(run, verify);
 }

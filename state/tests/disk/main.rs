@@ -2,6 +2,8 @@
 
 mod budget;
 mod crash;
+#[path = "../common/crash.rs"]
+mod crash_rig;
 mod damage;
 #[path = "../common/flaky.rs"]
 #[expect(dead_code, reason = "the tests of jobs use more of it")]

@@ -4,8 +4,9 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
 
-use zllm_state::{JobChange, JobRecord, JobState, JobStore, JobStoreError, LogEntry, Submitted, TokenLog};
+use zllm_state::{DatabaseError, JobChange, JobRecord, JobState, JobStore, LogEntry, Submitted, TokenLog};
 
+use crate::damage_rig::{Used, change_bits, cut_off};
 use crate::flaky::FlakyDisk;
 use crate::random::Random;
 use crate::samples::{FOREVER, becomes, bytes, done, job};
@@ -34,26 +35,20 @@ fn stored() -> (Vec<u8>, Twin) {
     (disk.durable(), twin)
 }
 
-/// What a change did.
-enum Use {
-    Unharmed,
-    Refused,
-}
-
-/// Uses changed jobs as a daemon would; an error is a wrong answer.
-fn use_changed(image: Vec<u8>, twin: &Twin) -> Result<Use, String> {
+/// Uses changed jobs as a daemon would.
+fn use_changed(image: Vec<u8>, twin: &Twin) -> Used {
     let disk = FlakyDisk::of(image);
-    let mut refused = 0;
-    let mut check = |error: JobStoreError| match error {
-        JobStoreError::Unusable { .. } => {
-            refused += 1;
+    let mut refused = false;
+    let mut check = |error: DatabaseError| match error {
+        DatabaseError::Unusable { .. } => {
+            refused = true;
             Ok(())
         }
         other => Err(other.to_string()),
     };
     let (mut store, opened) = match JobStore::open_with_backend(move || disk.clone(), FOREVER, 0) {
         Ok(opened) => opened,
-        Err(error) => return check(error).map(|()| Use::Refused),
+        Err(error) => return check(error).map(|()| true),
     };
     if opened.unfinished != twin.unfinished() || opened.last_number != twin.last_number {
         return Err("other jobs are not finished".to_owned());
@@ -79,44 +74,19 @@ fn use_changed(image: Vec<u8>, twin: &Twin) -> Result<Use, String> {
     }
     store.submit(&[JobRecord { key: None, ..job(2000) }]).map(drop).or_else(&mut check)?;
     store.change(&[becomes(4, JobState::Cancelled, 5000)]).map(drop).or_else(&mut check)?;
-    Ok(if refused == 0 { Use::Unharmed } else { Use::Refused })
+    Ok(refused)
 }
 
 #[test]
 fn jobs_on_a_damaged_disk_are_right_or_refused() {
     let (image, twin) = stored();
-    assert!(matches!(use_changed(image.clone(), &twin), Ok(Use::Unharmed)));
-    // Pages that are used have a kind in front; the others are free and nobody reads them.
-    let pages: Vec<_> = (0..image.len()).step_by(4096).filter(|at| matches!(image[*at], 1 | 2)).collect();
-    let (mut random, mut unharmed, mut refused) = (Random::new(5), 0, 0);
-    for case in 0..600 {
-        let at = match case % 3 {
-            0 => random.below(image.len() as u64) as usize,
-            1 => pages[random.below(pages.len() as u64) as usize] + random.below(4096) as usize,
-            _ => random.below(8192) as usize,
-        };
-        let mut changed = image.clone();
-        changed[at] ^= 1 << random.below(8);
-        match use_changed(changed, &twin).unwrap_or_else(|wrong| panic!("byte {at}: {wrong}")) {
-            Use::Unharmed => unharmed += 1,
-            Use::Refused => refused += 1,
-        }
-    }
-    println!("{unharmed} unharmed, {refused} refused");
-    assert!(unharmed > 50 && refused > 50, "{unharmed} unharmed, {refused} refused");
+    change_bits(&image, 600, |changed| use_changed(changed, &twin));
 }
 
-/// A file that was cut off, as by a copy that did not end.
 #[test]
 fn a_truncated_file_is_refused_or_right() {
     let (image, twin) = stored();
-    let mut refused = 0;
-    for length in (4096..image.len()).step_by(image.len() / 40) {
-        let used = use_changed(image[..length].to_vec(), &twin);
-        refused +=
-            u32::from(matches!(used.unwrap_or_else(|wrong| panic!("{length} bytes: {wrong}")), Use::Refused));
-    }
-    assert!(refused > 20, "{refused}");
+    cut_off(&image, |cut| use_changed(cut, &twin));
 }
 
 /// What the log of this job has at this place.

@@ -1,6 +1,6 @@
 //! Random histories of jobs, applied to the store and to its twin: they never differ, whatever the disk does.
 
-use zllm_state::{JobChange, JobClass, JobRecord, JobState, JobStore, JobStoreError, Retention, Submitted};
+use zllm_state::{DatabaseError, JobChange, JobClass, JobRecord, JobState, JobStore, Retention, Submitted};
 
 use crate::flaky::FlakyDisk;
 use crate::random::Random;
@@ -17,7 +17,7 @@ pub(crate) enum Step {
 
 /// What a step gives.
 #[derive(Debug, PartialEq)]
-enum Answer {
+pub(crate) enum Answer {
     Submitted(Vec<Submitted>),
     Expired(Vec<u64>),
 }
@@ -51,7 +51,7 @@ impl Step {
         }
     }
 
-    fn on_store(&self, store: &mut JobStore) -> Result<Answer, JobStoreError> {
+    pub(crate) fn on_store(&self, store: &mut JobStore) -> Result<Answer, DatabaseError> {
         Ok(match self {
             Step::Submit(jobs) => Answer::Submitted(store.submit(jobs)?),
             Step::Change(changes) => Answer::Expired(store.change(changes)?),
@@ -59,7 +59,7 @@ impl Step {
         })
     }
 
-    fn on_twin(&self, twin: &mut Twin) -> Answer {
+    pub(crate) fn on_twin(&self, twin: &mut Twin) -> Answer {
         match self {
             Step::Submit(jobs) => Answer::Submitted(twin.submit(jobs)),
             Step::Change(changes) => Answer::Expired(twin.change(changes)),
@@ -145,7 +145,7 @@ fn run(seed: u64, steps: u32, disk_fails: bool) -> (u32, u32) {
                 done += 1;
             }
             Err(error) => {
-                assert!(disk_fails && matches!(error, JobStoreError::Io { .. }), "{place}: {error}");
+                assert!(disk_fails && matches!(error, DatabaseError::Io { .. }), "{place}: {error}");
                 failed += 1;
             }
         }

@@ -1,11 +1,12 @@
 //! What the store answers, and what it refuses.
 
-use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 
 use tempfile::TempDir;
-use zllm_state::{JobChange, JobClass, JobRecord, JobState, JobStore, JobStoreError, Retention, Submitted};
+use zllm_state::{DatabaseError, JobChange, JobClass, JobRecord, JobState, JobStore, Retention, Submitted};
 
+use crate::folder::{Kept, keeps_its_file};
 use crate::samples::{FOREVER, becomes, done, job};
 
 fn open(dir: &TempDir, retention: Retention) -> (JobStore, Vec<JobRecord>, u64) {
@@ -215,57 +216,24 @@ fn defects_of_the_caller_are_panics_that_name_the_job() {
     assert_eq!(store.record(0xc).unwrap(), None);
 }
 
-#[test]
-fn a_second_daemon_is_told_so() {
-    let dir = tempfile::tempdir().unwrap();
-    let (store, ..) = open(&dir, FOREVER);
-    let error = JobStore::open(dir.path(), FOREVER, 0).unwrap_err();
-    assert!(matches!(error, JobStoreError::InUse { .. }), "{error}");
-    drop(store);
-    open(&dir, FOREVER);
-}
+impl Kept for JobStore {
+    const FILE: &'static str = "jobs.redb";
+    const WITHOUT: &'static str = "with an empty queue";
 
-/// What is no database of ours stays as it is, and the error says what to do.
-#[test]
-fn what_cannot_be_used_is_left_alone() {
-    for content in [&b""[..], b"not a database\n", &[7; 100_000], &[0; 1 << 20]] {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("jobs.redb");
-        fs::write(&file, content).unwrap();
-        for _ in 0..2 {
-            let error = JobStore::open(dir.path(), FOREVER, 0).unwrap_err();
-            assert!(matches!(error, JobStoreError::Unusable { .. }), "{error}");
-            assert!(error.to_string().starts_with(&file.display().to_string()), "{error}");
-            assert!(error.to_string().ends_with("move it away, and the daemon starts with an empty queue"));
-            assert_eq!(fs::read(&file).unwrap(), content);
-        }
+    fn open(dir: &Path) -> Result<Self, DatabaseError> {
+        Ok(Self::open(dir, FOREVER, 0)?.0)
+    }
+
+    fn put(&mut self, number: u64) -> Result<(), DatabaseError> {
+        self.submit(&[job(number)]).map(drop)
+    }
+
+    fn has(&mut self, number: u64) -> bool {
+        self.record(number).unwrap() == Some(job(number))
     }
 }
 
-/// A file of an earlier try that a power cut ended.
 #[test]
-fn an_unfinished_database_is_made_again() {
-    let dir = tempfile::tempdir().unwrap();
-    fs::write(dir.path().join("jobs.redb.new"), vec![7; 100_000]).unwrap();
-    let (mut store, ..) = open(&dir, FOREVER);
-    assert!(!dir.path().join("jobs.redb.new").exists());
-    store.submit(&[job(1)]).unwrap();
-}
-
-/// What is written to a file that was removed is lost with the process: it is not called durable, and no empty file takes
-/// its place while the daemon believes that its jobs are stored.
-#[test]
-fn a_removed_file_is_an_error_and_not_replaced() {
-    let dir = tempfile::tempdir().unwrap();
-    let (mut store, ..) = open(&dir, FOREVER);
-    store.submit(&[job(1)]).unwrap();
-    fs::rename(dir.path().join("jobs.redb"), dir.path().join("away")).unwrap();
-    for _ in 0..2 {
-        let error = store.submit(&[job(2)]).unwrap_err();
-        assert!(matches!(error, JobStoreError::Io { .. }), "{error}");
-        assert!(!dir.path().join("jobs.redb").exists());
-    }
-    fs::rename(dir.path().join("away"), dir.path().join("jobs.redb")).unwrap();
-    assert_eq!(store.submit(&[job(2)]).unwrap(), [Submitted::New]);
-    assert_eq!(store.record(1).unwrap(), Some(job(1)));
+fn it_keeps_its_file() {
+    keeps_its_file::<JobStore>();
 }

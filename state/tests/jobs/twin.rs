@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use zllm_state::{JobChange, JobRecord, JobState, JobStore, JobStoreError, Retention, Submitted};
+use zllm_state::{DatabaseError, JobChange, JobRecord, JobState, JobStore, Retention, Submitted};
 
 /// All that is kept, and how long.
 #[derive(Debug, Clone, PartialEq)]
@@ -105,7 +105,7 @@ impl Twin {
     /// What differs between this and the real store. A key that is known must be so there as well, so this asks the store
     /// for it, with a job that it must not take.
     pub(crate) fn compare(&self, store: &mut JobStore) -> Result<(), String> {
-        let say = |error: JobStoreError| error.to_string();
+        let say = |error: DatabaseError| error.to_string();
         let head = |job: &JobRecord| JobRecord { prompt: Vec::new(), request: Vec::new(), ..job.clone() };
         let heads: Vec<_> = self.jobs.values().rev().map(|(job, _)| head(job)).collect();
         if store.latest(None, usize::MAX).map_err(say)? != heads {

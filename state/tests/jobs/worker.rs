@@ -1,17 +1,11 @@
 //! A process that stores jobs and their tokens until it is killed, and what must be found afterwards.
 
-use std::env;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::thread::{self, JoinHandle};
 
 use zllm_state::{JobRecord, JobState, JobStore, LogEntry, TokenLog};
 
+use crate::process::say;
 use crate::samples::{FOREVER, becomes, bytes, done, job};
-
-/// Names the folder to the process that is killed.
-pub(crate) const FOLDER: &str = "ZLLM_TEST_JOBS_FOLDER";
 
 /// Entries that each job appends, some at a time.
 const ENTRIES: u64 = 24;
@@ -28,11 +22,6 @@ fn keyless(number: u64) -> JobRecord {
     JobRecord { key: None, ..job(number) }
 }
 
-/// Says what is durable, once it is.
-fn say(what: &str, number: u64, count: u64) {
-    println!("DURABLE {what} {number} {count}");
-}
-
 /// Goes on where the process before it was killed: each job is submitted, runs, appends, ends, and its log is removed.
 pub(crate) fn work(folder: &Path) -> ! {
     let (mut store, opened) = JobStore::open(folder, FOREVER, 0).unwrap();
@@ -45,85 +34,52 @@ pub(crate) fn work(folder: &Path) -> ! {
             let jobs: Vec<_> = (1..=3).map(|step| keyless(last_number + step)).collect();
             store.submit(&jobs).unwrap();
             last_number += 3;
-            jobs.iter().for_each(|job| say("submitted", job.number, 0));
+            jobs.iter().for_each(|job| say(&format!("submitted {} 0", job.number)));
             waiting = jobs;
         }
         let job = waiting.remove(0);
         let number = job.number;
         if job.state == JobState::Queued {
             store.change(&[becomes(number, JobState::Running, number)]).unwrap();
-            say("running", number, 0);
+            say(&format!("running {number} 0"));
         }
         let have = log.read(number, 0, 0, usize::MAX).unwrap().len() as u64;
         for start in (have..ENTRIES).step_by(5) {
             let end = ENTRIES.min(start + 5);
             let entry = |index| LogEntry { job: number, kind: 0, index, bytes: content(number, index) };
             log.append(&(start..end).map(entry).collect::<Vec<_>>()).unwrap();
-            say("appended", number, end);
+            say(&format!("appended {number} {end}"));
         }
         store.change(&[done(number, number, result(number))]).unwrap();
-        say("done", number, 0);
+        say(&format!("done {number} 0"));
         log.remove(&[number]).unwrap();
     }
 }
 
-/// What the process said was durable.
-#[derive(Debug)]
-pub(crate) struct Line {
-    what: String,
-    number: u64,
-    count: u64,
-}
-
-/// Starts this program again as that process; what it says is read by a thread until it ends.
-pub(crate) fn start(arguments: &[&str], folder: &Path) -> (Child, JoinHandle<Vec<Line>>) {
-    let mut child = Command::new(env::current_exe().unwrap())
-        .args(arguments)
-        .env(FOLDER, folder)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut out = BufReader::new(child.stdout.take().unwrap());
-    let reader = thread::spawn(move || {
-        let (mut lines, mut line) = (Vec::new(), String::new());
-        // A line that the kill cut off was not said.
-        while out.read_line(&mut line).unwrap_or(0) > 0 && line.ends_with('\n') {
-            if let Some((_, words)) = line.trim_end().split_once("DURABLE ") {
-                let mut words = words.split(' ');
-                let what = words.next().unwrap().to_owned();
-                let mut number = || words.next().unwrap().parse().unwrap();
-                lines.push(Line { what, number: number(), count: number() });
-            }
-            line.clear();
-        }
-        lines
-    });
-    (child, reader)
-}
-
 /// All that was said is there, and the rest is whole or not there.
-pub(crate) fn verify(folder: &Path, said: &[Line]) {
+pub(crate) fn verify(folder: &Path, said: &[String]) {
     let (mut store, opened) = JobStore::open(folder, FOREVER, 0).unwrap();
     let (mut log, notes) = TokenLog::open(folder).unwrap();
     assert_eq!(notes, Vec::<String>::new());
     let record = |store: &mut JobStore, number| store.record(number).unwrap().unwrap();
-    for Line { what, number, count } in said {
-        let found = record(&mut store, *number);
+    for line in said {
+        let [what, number, count] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line}") };
+        let [number, count]: [u64; 2] = [number, count].map(|word| word.parse().unwrap());
+        let found = record(&mut store, number);
         let has_ended = found.state == JobState::Done;
-        match &**what {
+        match what {
             "submitted" => {
-                assert_eq!((found.prompt, found.request), (job(*number).prompt, job(*number).request))
+                assert_eq!((found.prompt, found.request), (job(number).prompt, job(number).request))
             }
             "running" => assert!(has_ended || found.state == JobState::Running),
             "appended" => {
-                let entries = log.read(*number, 0, 0, usize::MAX).unwrap();
+                let entries = log.read(number, 0, 0, usize::MAX).unwrap();
                 assert!(
-                    has_ended || entries.len() as u64 >= *count,
+                    has_ended || entries.len() as u64 >= count,
                     "job {number}: {} of {count}",
                     entries.len()
                 );
-                assert!((0..).zip(&entries).all(|(index, entry)| *entry == content(*number, index)));
+                assert!((0..).zip(&entries).all(|(index, entry)| *entry == content(number, index)));
             }
             _ => assert!(has_ended),
         }

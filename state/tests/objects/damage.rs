@@ -1,11 +1,9 @@
 //! Bytes change on disk: what is read is right or refused, never wrong, and no damage ends the process.
 
-use std::fs;
+use zllm_state::{DatabaseError, ObjectStore};
 
-use zllm_state::{ObjectStore, ObjectStoreError};
-
+use crate::damage_rig::{Used, change_bits, cut_off};
 use crate::flaky::FlakyDisk;
-use crate::random::Random;
 use crate::samples::{FOREVER, bytes, object};
 use crate::twin::Twin;
 
@@ -34,12 +32,12 @@ fn stored() -> (Vec<u8>, Twin) {
     (disk.durable(), twin)
 }
 
-/// Uses changed objects as a daemon would: whether something was refused. An error is a wrong answer.
-fn use_changed(image: Vec<u8>, twin: &Twin) -> Result<bool, String> {
+/// Uses changed objects as a daemon would.
+fn use_changed(image: Vec<u8>, twin: &Twin) -> Used {
     let disk = FlakyDisk::of(image);
     let mut refused = false;
-    let mut check = |error: ObjectStoreError| match error {
-        ObjectStoreError::Unusable { .. } => {
+    let mut check = |error: DatabaseError| match error {
+        DatabaseError::Unusable { .. } => {
             refused = true;
             Ok(())
         }
@@ -69,52 +67,11 @@ fn use_changed(image: Vec<u8>, twin: &Twin) -> Result<bool, String> {
 #[test]
 fn objects_on_a_damaged_disk_are_right_or_refused() {
     let (image, twin) = stored();
-    assert_eq!(use_changed(image.clone(), &twin), Ok(false));
-    // Pages that hold something.
-    let pages: Vec<_> = (0..image.len())
-        .step_by(4096)
-        .filter(|at| image[*at..*at + 4096].iter().any(|byte| *byte != 0))
-        .collect();
-    let (mut random, mut unharmed, mut refused) = (Random::new(5), 0, 0);
-    for case in 0..400 {
-        let at = match case % 3 {
-            0 => random.below(image.len() as u64) as usize,
-            1 => pages[random.below(pages.len() as u64) as usize] + random.below(4096) as usize,
-            _ => random.below(8192) as usize,
-        };
-        let mut changed = image.clone();
-        changed[at] ^= 1 << random.below(8);
-        match use_changed(changed, &twin).unwrap_or_else(|wrong| panic!("byte {at}: {wrong}")) {
-            false => unharmed += 1,
-            true => refused += 1,
-        }
-    }
-    println!("{unharmed} unharmed, {refused} refused");
-    assert!(unharmed > 50 && refused > 50, "{unharmed} unharmed, {refused} refused");
+    change_bits(&image, 400, |changed| use_changed(changed, &twin));
 }
 
-/// A file that was cut off, as by a copy that did not end.
 #[test]
 fn a_truncated_file_is_refused_or_right() {
     let (image, twin) = stored();
-    let mut refused = 0;
-    for length in (4096..image.len()).step_by(image.len() / 40) {
-        let used = use_changed(image[..length].to_vec(), &twin);
-        refused += u32::from(used.unwrap_or_else(|wrong| panic!("{length} bytes: {wrong}")));
-    }
-    assert!(refused > 20, "{refused}");
-}
-
-#[test]
-fn a_file_that_is_no_database_is_refused_and_stays_as_it_is() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("objects.redb");
-    for content in [Vec::new(), b"what somebody put there".to_vec(), bytes(1, 20_000)] {
-        fs::write(&file, &content).unwrap();
-        let error = ObjectStore::open(dir.path(), FOREVER, 0).unwrap_err();
-        assert!(matches!(error, ObjectStoreError::Unusable { .. }), "{error}");
-        let said = error.to_string();
-        assert!(said.contains("objects.redb") && said.contains("left as it is"), "{said}");
-        assert_eq!(fs::read(&file).unwrap(), content);
-    }
+    cut_off(&image, |cut| use_changed(cut, &twin));
 }

@@ -1,6 +1,6 @@
 //! Random histories, on the store and on its twin: restarts, a disk that fails, objects that expire.
 
-use zllm_state::{Content, Object, ObjectName, ObjectRetention, ObjectStore, ObjectStoreError, PIECE_BYTES};
+use zllm_state::{Content, DatabaseError, Object, ObjectName, ObjectRetention, ObjectStore, PIECE_BYTES};
 
 use crate::flaky::FlakyDisk;
 use crate::random::Random;
@@ -52,7 +52,7 @@ impl Step {
         store: &mut ObjectStore,
         twin: &mut Twin,
         now_ms: u64,
-    ) -> Result<(), ObjectStoreError> {
+    ) -> Result<(), DatabaseError> {
         match self {
             Self::Put(objects) => {
                 twin.put(objects, now_ms);
@@ -151,7 +151,7 @@ fn run(seed: u64, steps: u32, disk_fails: bool) -> (u32, u32) {
             }
             // All of it has happened, or nothing.
             Err(error) => {
-                assert!(disk_fails && matches!(error, ObjectStoreError::Io { .. }), "{place}: {error}");
+                assert!(disk_fails && matches!(error, DatabaseError::Io { .. }), "{place}: {error}");
                 failed += 1;
                 if let Err(not_before) = twin.compare(&mut store) {
                     let compared = after.compare(&mut store);

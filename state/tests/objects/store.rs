@@ -1,11 +1,11 @@
 //! What the store answers, and what it refuses.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 
-use zllm_state::{
-    Object, ObjectName, ObjectOrder, ObjectRetention, ObjectStore, ObjectStoreError, PIECE_BYTES,
-};
+use zllm_state::{DatabaseError, Object, ObjectName, ObjectOrder, ObjectRetention, ObjectStore, PIECE_BYTES};
 
+use crate::folder::{Kept, keeps_its_file};
 use crate::samples::{FOREVER, bytes, object};
 
 fn plain(id: &str, created_ms: u64, length: usize) -> Object {
@@ -140,17 +140,24 @@ fn the_oldest_expire_by_count_age_bytes_and_their_own_time() {
     assert_eq!(ids(&mut store, ObjectOrder::OldestFirst), ["c"]);
 }
 
+impl Kept for ObjectStore {
+    const FILE: &'static str = "objects.redb";
+    const WITHOUT: &'static str = "without objects";
+
+    fn open(dir: &Path) -> Result<Self, DatabaseError> {
+        Self::open(dir, FOREVER, 0)
+    }
+
+    fn put(&mut self, number: u64) -> Result<(), DatabaseError> {
+        self.put(&[object(number)], 0)
+    }
+
+    fn has(&mut self, number: u64) -> bool {
+        self.get(&object(number).name).unwrap() == Some(object(number))
+    }
+}
+
 #[test]
-fn a_second_daemon_is_told_and_a_file_that_is_taken_away_is_noticed() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut store = ObjectStore::open(dir.path(), FOREVER, 0).unwrap();
-    let error = ObjectStore::open(dir.path(), FOREVER, 0).unwrap_err();
-    assert!(matches!(error, ObjectStoreError::InUse { .. }), "{error}");
-    let (file, aside) = (dir.path().join("objects.redb"), dir.path().join("aside"));
-    std::fs::rename(&file, &aside).unwrap();
-    let error = store.put(&[object(1)], 0).unwrap_err();
-    assert!(matches!(error, ObjectStoreError::Io { .. }), "{error}");
-    std::fs::rename(&aside, &file).unwrap();
-    store.put(&[object(2)], 0).unwrap();
-    assert_eq!(store.get(&object(2).name).unwrap(), Some(object(2)));
+fn it_keeps_its_file() {
+    keeps_its_file::<ObjectStore>();
 }

@@ -1,6 +1,6 @@
 //! A store that is a list in memory: what the real one must answer.
 
-use zllm_state::{Content, Object, ObjectName, ObjectOrder, ObjectRetention, ObjectStore, ObjectStoreError};
+use zllm_state::{Content, DatabaseError, Object, ObjectName, ObjectOrder, ObjectRetention, ObjectStore};
 
 type Pieces = Vec<Vec<u8>>;
 
@@ -76,7 +76,7 @@ impl Twin {
 
     /// What differs between this and the real store.
     pub(crate) fn compare(&self, store: &mut ObjectStore) -> Result<(), String> {
-        let say = |error: ObjectStoreError| error.to_string();
+        let say = |error: DatabaseError| error.to_string();
         for (object, pieces) in &self.objects {
             let name = &object.name;
             if store.get(name).map_err(say)?.as_ref() != Some(object) {

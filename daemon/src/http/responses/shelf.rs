@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use zllm_engine::SpeechStyle;
-use zllm_state::{Object, ObjectName, ObjectOrder, ObjectStore, ObjectStoreError};
+use zllm_state::{DatabaseError, Object, ObjectName, ObjectOrder, ObjectStore};
 use zllm_wire::JobId;
 
 use super::items::Item;
@@ -127,7 +127,7 @@ impl Shelf {
 
     async fn with<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&mut ObjectStore, u64) -> Result<T, ObjectStoreError> + Send + 'static,
+        work: impl FnOnce(&mut ObjectStore, u64) -> Result<T, DatabaseError> + Send + 'static,
     ) -> Result<T, Problem> {
         Ok(self.http.services.objects.with(work).await?)
     }
