@@ -200,9 +200,11 @@ pub(crate) const MAX_MODEL_NAME_BYTES: usize = 255;
 /// Models that a message names.
 pub(crate) const TOLD_MODELS: usize = 32;
 
-/// What an idle device settles between two beats: pieces of 2 MiB, some milliseconds each, so that it is idle nine tenths of the
-/// time.
+/// What an idle device settles at a beat: pieces of 2 MiB, some milliseconds each. One with steps to do settles one behind a
+/// step.
 pub(crate) const SETTLED_PIECES: usize = 4;
+/// Then it does not for so many times as long: settling takes a tenth of a device's time, whatever else it does.
+pub(crate) const REST_FROM_SETTLING: u32 = 9;
 /// Mailbox of each actor.
 pub(crate) const MAILBOX_MESSAGES: usize = 256;
 /// Fetches, puts and copies of KV blocks that the KV store may have under way on a device at one time.

@@ -222,9 +222,12 @@ impl Device for FakeDevice {
     }
 
     fn settle(&mut self) -> bool {
-        std::thread::sleep(Duration::from_millis(1));
         let less = |left: u32| left.checked_sub(1);
-        self.unsettled.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
+        let is_one = self.unsettled.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok();
+        if is_one {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        is_one
     }
 }
 

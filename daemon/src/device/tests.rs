@@ -7,6 +7,7 @@ use super::*;
 use crate::catalog::tests::defaults;
 use crate::config::{LoadWhen, ModelDefaults, PlaceSettings};
 use crate::scheduler::plan::{JobNumber, PlanRow};
+use std::cell::Cell;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use zllm_wire::{GenerationParams, Prompt};
@@ -136,6 +137,23 @@ async fn what_can_wait_is_done_while_nothing_is_asked_and_lets_others_go_first()
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
+}
+
+#[actix::test]
+async fn a_device_that_is_never_idle_settles_a_tenth_of_its_time() {
+    let pieces = 60;
+    let left = Arc::new(AtomicU32::new(pieces));
+    // The others are idle, and have nothing to settle.
+    let first = Cell::new(Some(left.clone()));
+    let devices = devices(|| first.take().map_or_else(FakeDevice::default, FakeDevice::unsettled));
+    load(&devices, &["a"]).await;
+    let clock = Clock::start();
+    while left.load(Ordering::Relaxed) > 0 {
+        step(&devices, &[1, 2, 3], 0, &[0], None).await.expect("a step");
+    }
+    let took = clock.now();
+    // Beats alone, five a second and one piece each, would take twelve seconds.
+    assert!((Duration::from_millis(500)..Duration::from_secs(6)).contains(&took), "{pieces} took {took:?}");
 }
 
 #[actix::test]

@@ -1,14 +1,16 @@
-//! A device's thread: takes commands in order, one at a time, and beats after each. When there are none, it settles.
+//! A device's thread: takes commands in order, one at a time, and beats after each. Between them it settles, a tenth of its
+//! time.
 
 use super::StageDone;
 use super::busy::Worked;
 use super::port::{Device, Generate, LoadProgress, LoadedStage};
 use crate::clock::Clock;
 use crate::config::ModelSettings;
-use crate::limits::SETTLED_PIECES;
+use crate::limits::{REST_FROM_SETTLING, SETTLED_PIECES};
 use crate::pulse::{Organ, Pulses};
 use crate::scheduler::plan::{ModelName, SequenceId, StepPlan};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use zllm_engine::Stage;
 
@@ -67,6 +69,7 @@ pub(super) fn spawn(
         let organ = Organ::DeviceThread(number);
         let _alive = pulses.guard(organ);
         let mut stall = Stall::from_env();
+        let mut rests_until = Duration::ZERO;
         while let Some(command) = queue.blocking_recv() {
             stall.before(&command);
             let started = clock.now();
@@ -74,16 +77,30 @@ pub(super) fn spawn(
             carry_out(device.as_mut(), command, &clock, || pulses.beat(organ));
             worked.add(clock.now() - started);
             pulses.beat(organ);
-            // Nothing else was asked just now. What comes meanwhile waits for one piece of it; and there are a few only, for
-            // while memory moves, other threads that ask the system for some have to wait.
-            let mut pieces = if is_ping { SETTLED_PIECES } else { 0 };
-            while pieces > 0 && device.settle() && queue.is_empty() {
-                pulses.beat(organ);
-                pieces -= 1;
+            if clock.now() >= rests_until {
+                let pieces = if is_ping { SETTLED_PIECES } else { 1 };
+                let began = clock.now();
+                settle(device.as_mut(), pieces, || pulses.beat(organ), || queue.is_empty());
+                rests_until = clock.now() + (clock.now() - began) * REST_FROM_SETTLING;
             }
         }
     })?;
     Ok(())
+}
+
+/// Settles one piece, and up to `most` while nothing is asked. What comes meanwhile waits for one of them.
+///
+/// They are few: while memory moves, other threads that ask the system for some have to wait.
+fn settle(device: &mut dyn Device, most: usize, beat: impl Fn(), is_idle: impl Fn() -> bool) {
+    for _ in 0..most {
+        if !device.settle() {
+            return;
+        }
+        beat();
+        if !is_idle() {
+            return;
+        }
+    }
 }
 
 fn carry_out(device: &mut dyn Device, command: Command, clock: &Clock, beat: impl Fn()) {
