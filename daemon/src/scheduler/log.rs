@@ -87,6 +87,8 @@ impl JobLog {
         if self.stored.is_some() {
             window.shrink_to(LOG_WINDOW_EVENTS, LOG_WINDOW_BYTES);
         }
+        // Readers wake after this: they find the window free.
+        drop(window);
         self.length.send_replace((length, ended));
     }
 
