@@ -3,8 +3,10 @@
 //! Handlers return a [`Problem`]; [`super::edge`] is the one place that turns it into an error object, so that a problem found
 //! before any handler (no key, a wrong path, a method that it lacks) is told as the API's clients expect it too.
 
+use super::anthropic::models;
 use super::problem::{Kind, Problem};
 use actix_web::HttpResponse;
+use actix_web::dev::ServiceRequest;
 use actix_web::http::header::{HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -72,6 +74,13 @@ impl Dialect {
         } else {
             Self::OpenAi
         }
+    }
+
+    /// That of a request: the list of models is there in two.
+    pub(super) fn of_request(request: &ServiceRequest) -> Self {
+        let path = request.path();
+        let of_models = path == "/v1/models" || path.starts_with("/v1/models/");
+        if of_models && models::is_asked(request.headers()) { Self::Anthropic } else { Self::of(path) }
     }
 
     /// The error object, of answers and of streams.

@@ -8,7 +8,7 @@ use super::dialect::Dialect;
 use super::problem::Problem;
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
-use actix_web::http::header::HeaderValue;
+use actix_web::http::header::{self, HeaderValue};
 use actix_web::middleware::Next;
 use actix_web::web::Bytes;
 use actix_web::{Error, HttpMessage, web};
@@ -25,9 +25,10 @@ pub(super) async fn edge(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<impl MessageBody>, Error> {
-    let under_way = request.conn_data::<Connection>().map(Connection::begin);
+    let mut under_way = request.conn_data::<Connection>().map(Connection::begin);
+    let is_upgrade = request.headers().contains_key(header::UPGRADE);
     let began = http.services.clock.now();
-    let dialect = Dialect::of(request.path());
+    let dialect = Dialect::of_request(&request);
     let id = http.request_id();
     let header = HeaderValue::from_str(&id.0).expect("an id of letters and digits");
     request.extensions_mut().insert(id.clone());
@@ -47,6 +48,10 @@ pub(super) async fn edge(
         }
     };
     response.headers_mut().insert(dialect.id_header(), header);
+    // A WebSocket's client sends on.
+    if let Some(under_way) = under_way.as_mut().filter(|_| !is_upgrade) {
+        under_way.answered();
+    }
     tracing::debug!(
         request = id.0,
         method = %response.request().method(),

@@ -383,5 +383,7 @@ fn models_are_listed_as_its_clients_expect_them() {
     assert_eq!(page["last_id"], models[models.len() - 1]["id"]);
     let model = models.iter().find(|model| model["id"] == MODEL).expect("the model of the tests");
     assert_eq!((&model["type"], &model["display_name"]), (&json!("model"), &json!(MODEL)));
+    let missing = get("/v1/models/none");
+    assert_eq!((&missing["type"], &missing["error"]["type"]), (&json!("error"), &json!("not_found_error")));
     assert_eq!(get(&format!("/v1/models/{MODEL}")), *model);
 }

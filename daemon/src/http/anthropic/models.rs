@@ -1,6 +1,7 @@
 //! `/v1/models` as Anthropic's clients expect it: those that say so by an `anthropic-version` header.
 
-use actix_web::{HttpRequest, HttpResponse};
+use actix_web::HttpResponse;
+use actix_web::http::header::HeaderMap;
 use serde::Serialize;
 use zllm_wire::ModelInfo;
 
@@ -30,9 +31,9 @@ impl<'a> From<&'a ModelInfo> for Model<'a> {
     }
 }
 
-/// Whether a request is one of theirs.
-pub(in crate::http) fn is_asked(request: &HttpRequest) -> bool {
-    request.headers().contains_key("anthropic-version")
+/// Whether a request with these headers is one of theirs.
+pub(in crate::http) fn is_asked(headers: &HeaderMap) -> bool {
+    headers.contains_key("anthropic-version")
 }
 
 /// All of them.

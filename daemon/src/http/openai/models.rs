@@ -44,7 +44,7 @@ impl From<&ModelInfo> for Model {
 /// All of them, in the words of the API whose client asks.
 pub(super) async fn list(request: HttpRequest, http: web::Data<Http>) -> Result<HttpResponse, Problem> {
     let models = http.services.models().await?;
-    if anthropic::is_asked(&request) {
+    if anthropic::is_asked(request.headers()) {
         return Ok(anthropic::list(&models));
     }
     let data = models.iter().map(Model::from).collect();
@@ -65,7 +65,7 @@ pub(super) async fn one(
             format!("there is no model {shown:?}; /v1/models lists those that are there"),
         )
     })?;
-    if anthropic::is_asked(&request) {
+    if anthropic::is_asked(request.headers()) {
         return Ok(anthropic::one(model));
     }
     Ok(HttpResponse::Ok().json(Model::from(model)))
