@@ -173,8 +173,10 @@ pub(crate) const HTTP_CONNECTIONS: usize = 4096;
 pub(crate) const HTTP_WORKERS: usize = 1;
 /// How long a client may take to send a request's head.
 pub(crate) const HTTP_HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// A connection without a request under way for so long, and at most twice as long, is closed.
+/// A connection without a request under way for so long is closed.
 pub(crate) const HTTP_IDLE: Duration = Duration::from_secs(75);
+/// How often a connection is looked at.
+pub(crate) const HTTP_LOOK: Duration = Duration::from_secs(5);
 /// How long a client may take to send a request's body.
 pub(crate) const HTTP_BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// When a key that has as many requests under way as it may is told to come back: when one ends is not known.

@@ -1,17 +1,19 @@
 //! What is known of a connection: whether it is over the Unix socket, and whether it is used.
 //!
 //! The HTTP library bounds the time for a connection's first head and for its silence, but not for a second head that comes
-//! byte by byte, nor for a body that nobody reads. So each connection is watched: one without a request under way is closed.
+//! byte by byte, nor for a body that nobody reads. And while a client sends requests ahead and does not read its answers, the
+//! library looks at them again and again. So each connection is watched and, if need be, closed.
 
-use crate::limits::HTTP_IDLE;
+use crate::limits::{HTTP_IDLE, HTTP_LOOK};
 use actix_tls::accept::rustls_0_23::TlsStream;
 use actix_web::dev::Extensions;
 use actix_web::rt::net::{TcpStream, UnixStream};
-use nix::sys::socket::{Shutdown, shutdown};
+use nix::sys::socket::{MsgFlags, Shutdown, recv, shutdown};
 use std::any::Any;
 use std::cell::Cell;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
+use std::time::Duration;
 use tokio::task::AbortHandle;
 
 /// Kept with a connection, and found by its requests.
@@ -25,12 +27,17 @@ pub(super) struct Connection {
 #[derive(Default)]
 struct Use {
     under_way: Cell<usize>,
-    /// How often one has begun or ended.
+    /// Of those, how many have an answer that is being written.
+    answered: Cell<usize>,
+    /// How often any of this has changed.
     changes: Cell<u64>,
 }
 
 /// A request under way: from its head to the last byte of its answer's body.
-pub(super) struct UnderWay(Rc<Use>);
+pub(super) struct UnderWay {
+    use_: Rc<Use>,
+    answered: bool,
+}
 
 /// Begins to know of a connection.
 ///
@@ -60,7 +67,16 @@ impl Connection {
     pub(super) fn begin(&self) -> UnderWay {
         self.use_.under_way.update(|requests| requests + 1);
         self.use_.changes.update(|changes| changes + 1);
-        UnderWay(self.use_.clone())
+        UnderWay { use_: self.use_.clone(), answered: false }
+    }
+}
+
+impl UnderWay {
+    /// Its answer is there, and need only be read.
+    pub(super) fn answered(&mut self) {
+        self.answered = true;
+        self.use_.answered.update(|requests| requests + 1);
+        self.use_.changes.update(|changes| changes + 1);
     }
 }
 
@@ -75,31 +91,45 @@ impl Drop for Connection {
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        self.0.under_way.update(|requests| requests - 1);
-        self.0.changes.update(|changes| changes + 1);
+        self.use_.under_way.update(|requests| requests - 1);
+        self.use_.answered.update(|requests| requests - usize::from(self.answered));
+        self.use_.changes.update(|changes| changes + 1);
     }
 }
 
-/// Closes a connection on which nothing was under way from one look to the next.
+/// Closes a connection on which nothing has been under way for [`HTTP_IDLE`], or whose client does not read its answer and has
+/// sent more than is taken in ahead.
 async fn close_unused(socket: OwnedFd, use_: Rc<Use>) {
-    let mut seen = None;
+    let (mut seen, mut unchanged) = (0, Duration::ZERO);
     loop {
-        tokio::time::sleep(HTTP_IDLE).await;
-        let now = (use_.under_way.get() == 0).then(|| use_.changes.get());
-        if now.is_some() && now == seen {
+        tokio::time::sleep(HTTP_LOOK).await;
+        let changes = use_.changes.get();
+        unchanged = if changes == seen { unchanged + HTTP_LOOK } else { Duration::ZERO };
+        seen = changes;
+        let under_way = use_.under_way.get();
+        let is_idle = under_way == 0 && unchanged >= HTTP_IDLE;
+        let only_sends = under_way > 0
+            && use_.answered.get() == under_way
+            && unchanged >= 2 * HTTP_LOOK
+            && has_unread(&socket);
+        if is_idle || only_sends {
             // An error means that it is closed.
             let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
             return;
         }
-        seen = now;
     }
+}
+
+/// Whether something has come that the library has not taken in.
+fn has_unread(socket: &OwnedFd) -> bool {
+    let look = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+    recv(socket.as_raw_fd(), &mut [0], look).is_ok_and(|bytes| bytes > 0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{ErrorKind, Read};
-    use std::time::Duration;
+    use std::io::{ErrorKind, Read, Write};
 
     /// Whether the other end sees the connection closed.
     fn is_closed(mut peer: &std::os::unix::net::UnixStream) -> bool {
@@ -126,7 +156,28 @@ mod tests {
                 drop(connection.begin());
             }
             assert!(!is_closed(&peer));
-            tokio::time::sleep(2 * HTTP_IDLE + Duration::from_secs(1)).await;
+            tokio::time::sleep(HTTP_IDLE + 2 * HTTP_LOOK).await;
+            assert!(is_closed(&peer));
+        };
+        tokio::task::LocalSet::new().run_until(watched).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_does_not_read_is_waited_for_unless_it_sends_on() {
+        let (ours, mut peer) = std::os::unix::net::UnixStream::pair().expect("a pair");
+        peer.set_nonblocking(true).expect("a socket");
+        let watched = async {
+            let connection = Connection::new(true, Some(ours.as_fd()));
+            let mut under_way = connection.begin();
+            peer.write_all(b"more").expect("room");
+            tokio::time::sleep(10 * HTTP_LOOK).await;
+            assert!(!is_closed(&peer), "its body may be what comes");
+            (&ours).read_exact(&mut [0; 4]).expect("what came");
+            under_way.answered();
+            tokio::time::sleep(10 * HTTP_IDLE).await;
+            assert!(!is_closed(&peer), "it only does not read");
+            peer.write_all(b"more").expect("room");
+            tokio::time::sleep(4 * HTTP_LOOK).await;
             assert!(is_closed(&peer));
         };
         tokio::task::LocalSet::new().run_until(watched).await;
