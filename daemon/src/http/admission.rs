@@ -10,7 +10,7 @@ use super::problem::{Kind, Problem};
 use crate::keys::Keys;
 use crate::limits::KEY_BUSY_RETRY;
 use actix_web::dev::ServiceRequest;
-use actix_web::http::header::{self, HeaderMap};
+use actix_web::http::header::{self, HeaderMap, HeaderValue};
 use std::net::IpAddr;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -44,7 +44,7 @@ pub(super) fn admit(
             let message = "there are no keys yet, and without one only this machine is answered; `zllmctl keys add` makes one";
             return Err(Problem::new(Kind::Unauthenticated, message));
         }
-        refuse_foreign_pages(request.headers(), origins)?;
+        refuse_foreign_pages(request.headers(), path, origins)?;
         return Ok((Caller::trusted(), None));
     }
     let mut given = presented(request.headers()).peekable();
@@ -77,7 +77,7 @@ fn presented(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
 
 /// # Errors
 /// It comes from a page of a site that is not allowed, or a name that may be anybody's led it here.
-fn refuse_foreign_pages(headers: &HeaderMap, origins: &[String]) -> Result<(), Problem> {
+fn refuse_foreign_pages(headers: &HeaderMap, path: &str, origins: &[String]) -> Result<(), Problem> {
     let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
     let host = text(header::HOST);
     if let Some(host) = host
@@ -86,9 +86,21 @@ fn refuse_foreign_pages(headers: &HeaderMap, origins: &[String]) -> Result<(), P
         let message = "the header Host names another machine; without keys only requests to localhost or an address work";
         return Err(Problem::new(Kind::Forbidden, message));
     }
-    let Some(origin) = text(header::ORIGIN) else { return Ok(()) };
-    let own = origin.split_once("://").is_some_and(|(_, site)| Some(site) == host);
-    if own || origins.iter().any(|allowed| allowed == origin || allowed == ANY_ORIGIN) {
+    let allowed = |origin: &str| origins.iter().any(|allowed| allowed == origin || allowed == ANY_ORIGIN);
+    let may = match text(header::ORIGIN) {
+        Some(origin) => {
+            origin.split_once("://").is_some_and(|(_, site)| Some(site) == host) || allowed(origin)
+        }
+        // What a page loads, as a picture for instance, comes without; newer browsers say from where. A link may lead to our page.
+        None => match headers.get("sec-fetch-site").map(HeaderValue::as_bytes) {
+            Some(b"cross-site" | b"same-site") => {
+                let leads_here = headers.get("sec-fetch-mode").is_some_and(|mode| mode == "navigate");
+                (leads_here && path == "/") || allowed(ANY_ORIGIN)
+            }
+            _ => true,
+        },
+    };
+    if may {
         return Ok(());
     }
     Err(Problem::new(
@@ -113,7 +125,7 @@ fn is_local_name(host: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use actix_web::http::header::{HeaderName, HeaderValue};
+    use actix_web::http::header::HeaderName;
 
     fn headers(all: &[(&str, &str)]) -> HeaderMap {
         let parsed = |(name, value): &(&str, &str)| {
@@ -140,8 +152,19 @@ mod tests {
             let origin = origin.map(|origin| ("origin", origin));
             let all: Vec<_> = [("host", host)].into_iter().chain(origin).collect();
             let allowed: Vec<String> = allowed.iter().map(|&origin| origin.to_owned()).collect();
-            refuse_foreign_pages(&headers(&all), &allowed).is_ok()
+            refuse_foreign_pages(&headers(&all), "/props", &allowed).is_ok()
         };
+        let loads = |site, mode, path, allowed: &[&str]| {
+            let all = [("host", "localhost"), ("sec-fetch-site", site), ("sec-fetch-mode", mode)];
+            let allowed: Vec<String> = allowed.iter().map(|&origin| origin.to_owned()).collect();
+            refuse_foreign_pages(&headers(&all), path, &allowed).is_ok()
+        };
+        assert!(!loads("cross-site", "no-cors", "/props", &[]), "a picture on another site's page");
+        assert!(!loads("same-site", "navigate", "/props", &[]));
+        assert!(loads("cross-site", "navigate", "/", &[]), "a link to our page");
+        assert!(loads("none", "navigate", "/props", &[]), "typed");
+        assert!(loads("same-origin", "cors", "/props", &[]));
+        assert!(loads("cross-site", "no-cors", "/props", &[ANY_ORIGIN]));
         for host in ["localhost", "LOCALHOST:7143", "127.0.0.1:7143", "[::1]:7143", "x.localhost", "10.0.0.1"]
         {
             assert!(may(host, None, &[]), "{host}");
