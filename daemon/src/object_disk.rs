@@ -104,8 +104,10 @@ impl ObjectDisk {
     ) -> Result<T, Fault> {
         self.ask(|reply| {
             Command::Work(Box::new(move |store| {
-                let done =
-                    store.and_then(|(store, now_ms)| work(store, now_ms).map_err(|error| error.to_string()));
+                if reply.is_closed() {
+                    return;
+                }
+                let done = store.and_then(|(store, now_ms)| work(store, now_ms).map_err(failed));
                 let _ = reply.send(done);
             }))
         })
@@ -114,19 +116,22 @@ impl ObjectDisk {
 
     async fn ask<T>(
         &self,
-        make: impl FnOnce(oneshot::Sender<Result<T, String>>) -> Command,
+        make: impl FnOnce(oneshot::Sender<Result<T, Fault>>) -> Command,
     ) -> Result<T, Fault> {
-        let failed = |message: &str| Fault { code: ErrorCode::Failed, message: message.to_owned() };
         let (reply, answer) = oneshot::channel();
         let command = make(reply);
         let asked = async {
             self.commands.send(command).await.map_err(|_| failed("the object disk's thread has ended"))?;
             let answer = answer.await.map_err(|_| failed("the object disk's thread has ended"))?;
-            answer.map_err(|why| failed(&why))
+            answer
         };
         tokio::time::timeout(OBJECT_TIMEOUT, asked).await.unwrap_or_else(|_| {
             let seconds = OBJECT_TIMEOUT.as_secs();
-            Err(failed(&format!("the disk of what is kept for clients has not answered for {seconds} s")))
+            Err(failed(format!("the disk of what is kept for clients has not answered for {seconds} s")))
         })
     }
+}
+
+fn failed(message: impl ToString) -> Fault {
+    Fault { code: ErrorCode::Failed, message: message.to_string() }
 }

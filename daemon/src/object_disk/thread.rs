@@ -1,20 +1,22 @@
 //! The thread: it opens the store, then takes whatever waits and does it in its order.
 
+use super::failed;
 use crate::clock::Clock;
 use crate::config::ObjectSettings;
 use crate::limits::{EXPIRY_INTERVAL, OBJECT_COMMANDS};
 use std::path::PathBuf;
 use tokio::sync::{mpsc, oneshot};
 use zllm_state::{Object, ObjectRetention, ObjectStore};
+use zllm_wire::{ErrorCode, Fault};
 
 /// What the thread is asked. A caller that waits no more is passed over.
 pub(super) enum Command {
-    Put(Vec<Object>, oneshot::Sender<Result<(), String>>),
+    Put(Vec<Object>, oneshot::Sender<Result<(), Fault>>),
     Work(Work),
 }
 
 /// Something that is done with the store and the time, or not done for this reason; it answers for itself.
-type Work = Box<dyn FnOnce(Result<(&mut ObjectStore, u64), String>) + Send>;
+type Work = Box<dyn FnOnce(Result<(&mut ObjectStore, u64), Fault>) + Send>;
 
 /// The store, as far as it can be used.
 pub(super) struct Worker {
@@ -54,6 +56,7 @@ impl Worker {
         let (mut objects, mut replies) = (Vec::new(), Vec::new());
         for command in commands {
             match command {
+                Command::Put(_, reply) if reply.is_closed() => {}
                 Command::Put(new, reply) => {
                     objects.extend(new);
                     replies.push(reply);
@@ -68,14 +71,12 @@ impl Worker {
     }
 
     /// Puts what was gathered.
-    fn put(&mut self, objects: &mut Vec<Object>, replies: &mut Vec<oneshot::Sender<Result<(), String>>>) {
+    fn put(&mut self, objects: &mut Vec<Object>, replies: &mut Vec<oneshot::Sender<Result<(), Fault>>>) {
         if replies.is_empty() {
             return;
         }
         let objects = std::mem::take(objects);
-        let done = self
-            .ready()
-            .and_then(|(store, now_ms)| store.put(&objects, now_ms).map_err(|error| error.to_string()));
+        let done = self.ready().and_then(|(store, now_ms)| store.put(&objects, now_ms).map_err(failed));
         for reply in replies.drain(..) {
             let _ = reply.send(done.clone());
         }
@@ -85,16 +86,17 @@ impl Worker {
         if self.store.is_none() {
             return;
         }
-        if let Err(why) = self.ready() {
+        if let Err(Fault { message: why, .. }) = self.ready() {
             tracing::warn!(why, "old objects could not be deleted");
         }
     }
 
     /// The store without what is too old, and the time; it is opened if it is not.
-    fn ready(&mut self) -> Result<(&mut ObjectStore, u64), String> {
+    fn ready(&mut self) -> Result<(&mut ObjectStore, u64), Fault> {
         let now_ms = self.clock.unix_ms();
         let Some(dir) = &self.dir else {
-            return Err("nothing is kept for clients: set objects.dir or kv.dir".to_owned());
+            let message = "nothing is kept for clients: set objects.dir or kv.dir".to_owned();
+            return Err(Fault { code: ErrorCode::Invalid, message });
         };
         if self.store.is_none() {
             match ObjectStore::open(dir, self.retention, now_ms) {
@@ -105,12 +107,12 @@ impl Worker {
                         tracing::error!(why, "what clients put down cannot be kept or read");
                         self.trouble = Some(why.clone());
                     }
-                    return Err(why);
+                    return Err(failed(why));
                 }
             }
         }
         let store = self.store.as_mut().expect("it was opened");
-        store.expire(now_ms).map_err(|error| error.to_string())?;
+        store.expire(now_ms).map_err(failed)?;
         Ok((store, now_ms))
     }
 }

@@ -1,7 +1,7 @@
 //! A content on its way in: a piece is in memory, the others are on disk.
 
-use super::ObjectDisk;
 use super::thread::Command;
+use super::{ObjectDisk, failed};
 use tokio::sync::OwnedSemaphorePermit;
 use zllm_state::{Content, Object, PIECE_BYTES};
 use zllm_wire::Fault;
@@ -70,9 +70,8 @@ impl Drop for Upload {
     fn drop(&mut self) {
         let Some(content) = self.content.take() else { return };
         let abandon = Command::Work(Box::new(move |store| {
-            let abandoned =
-                store.and_then(|(store, _)| store.abandon(content).map_err(|error| error.to_string()));
-            if let Err(why) = abandoned {
+            let abandoned = store.and_then(|(store, _)| store.abandon(content).map_err(failed));
+            if let Err(Fault { message: why, .. }) = abandoned {
                 tracing::warn!(why, "an upload that broke off stays on disk until the next start");
             }
         }));
