@@ -54,7 +54,7 @@ pub(crate) const DEFAULT_DRAIN_SECONDS: u64 = 30;
 /// Longest drain that can be configured: a day.
 pub(crate) const MAX_DRAIN_SECONDS: u64 = 24 * 60 * 60;
 /// What is logged: all that an operator wants to know, without the HTTP server's own start.
-pub(crate) const DEFAULT_LOG: &str = "info,actix_server=warn";
+pub(crate) const DEFAULT_LOG: &str = "info,actix_server=warn,actix_http=off";
 
 /// Requests that are loading their model or tokenizing at one time, before they reach the queue.
 pub(crate) const MAX_ARRIVING: usize = 64;
