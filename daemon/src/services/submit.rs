@@ -130,6 +130,7 @@ impl Services {
     /// # Errors
     /// The model cannot be loaded, too many are at it, or the prompt makes no sense.
     pub(crate) async fn count_tokens(&self, model: &str, prompt: Prompt) -> Result<usize, Fault> {
+        let _arriving = arrive(self)?;
         match self.encode(model, vec![prompt]).await?.remove(0) {
             Ok(tokens) => Ok(tokens.len()),
             Err(Fault { code: ErrorCode::TooLong { tokens, .. }, .. }) => Ok(tokens as usize),
@@ -137,11 +138,11 @@ impl Services {
         }
     }
 
-    /// Pins for a time what a prompt has in common with each of these prompts. How many tokens that is; none where one of
-    /// them makes no sense by itself.
+    /// Pins for a time what a job's prompt has in common with each of these prompts. How many tokens that is; none where one
+    /// of them makes no sense by itself. The job has a place, so this needs none among those that arrive.
     ///
     /// # Errors
-    /// The model cannot be loaded, too many are at it, or the prompt itself makes no sense.
+    /// The model cannot be loaded, or the prompt itself makes no sense.
     pub(crate) async fn hold_prefixes(
         &self,
         model: &str,
@@ -177,9 +178,8 @@ impl Services {
     /// The tokens of each prompt, or what is wrong with it.
     ///
     /// # Errors
-    /// The model cannot be loaded, or too many are at it.
+    /// The model cannot be loaded.
     async fn encode(&self, model: &str, prompts: Vec<Prompt>) -> Result<Vec<Result<Vec<u32>, Fault>>, Fault> {
-        let _arriving = arrive(self)?;
         let loaded = load(model, self).await?;
         let now_unix_s = (self.clock.unix_ms() / 1000) as i64;
         off_the_loop(self, move || {

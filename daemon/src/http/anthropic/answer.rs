@@ -81,8 +81,9 @@ struct CacheCreation {
 
 impl Usage {
     fn new(marked: Marked, prompt: u64, cached: u64, output_tokens: u64) -> Self {
-        let created = marked.tokens.saturating_sub(cached);
-        let for_an_hour = marked.hour_tokens.saturating_sub(cached);
+        // The marks were counted at another time: a template that writes the date may have had another one.
+        let created = marked.tokens.min(prompt).saturating_sub(cached);
+        let for_an_hour = marked.hour_tokens.min(prompt).saturating_sub(cached);
         Self {
             input_tokens: prompt - cached - created,
             cache_creation_input_tokens: created,

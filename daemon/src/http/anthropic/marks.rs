@@ -139,7 +139,7 @@ impl Asked {
 /// Has the marked prefixes of a request's prompt held.
 ///
 /// # Errors
-/// Too many requests are being tokenized, or the model has gone.
+/// The model has gone.
 pub(super) async fn hold(
     http: &Http,
     caller: &Caller,
