@@ -153,6 +153,10 @@ fn texts_become_the_vectors_that_openais_api_gives() {
     );
     let short = ask("/api/embed", json!({"input": "One fox", "dimensions": 8})).json();
     assert_eq!(short["embeddings"][0].as_array().expect("numbers").len(), 8);
+    for nothing in [json!({"input": ""}), json!({"input": []})] {
+        assert_eq!(ask("/api/embed", nothing).json()["embeddings"], json!([]));
+    }
+    assert_eq!(ask("/api/embeddings", json!({"prompt": ""})).json()["embedding"], json!([]));
     let long = json!({"input": "a ".repeat(20_000), "truncate": false});
     assert_eq!(ask("/api/embed", long).status, 400);
     let refused = ask("/api/embed", json!({"input": [7]}));

@@ -106,7 +106,23 @@ fn text_goes_on_without_a_template() {
     assert_eq!(whole["object"], "text_completion");
     let text = whole["choices"][0]["text"].as_str().expect("text");
     assert!(text.contains("four"), "{text}");
-    assert_eq!(whole["choices"][0]["logprobs"]["text_offset"][0], 0);
+    let logprobs = &whole["choices"][0]["logprobs"];
+    let tokens = logprobs["tokens"].as_array().expect("tokens");
+    let mut offset = 0;
+    for (place, token) in tokens.iter().enumerate() {
+        let token = token.as_str().expect("a text");
+        assert_eq!(logprobs["text_offset"][place], offset);
+        assert_eq!(logprobs["top_logprobs"][place][token], logprobs["token_logprobs"][place]);
+        offset += token.chars().count();
+    }
+    let parts = chunks(&ask(json!({"logprobs": 1, "stream": true})));
+    let told = |name: &str| -> Vec<Value> {
+        let lists = parts.iter().filter_map(|part| part["choices"][0]["logprobs"][name].as_array());
+        lists.flatten().cloned().collect()
+    };
+    for name in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+        assert_eq!(json!(told(name)), logprobs[name], "{name}");
+    }
     let streamed: String = chunks(&ask(json!({"stream": true})))
         .iter()
         .map(|chunk| chunk["choices"][0]["text"].as_str().expect("text"))
@@ -119,6 +135,12 @@ fn text_goes_on_without_a_template() {
         .map(|chunk| chunk["choices"][0]["text"].as_str().expect("text"))
         .collect();
     assert_eq!(streamed, echoed);
+    let nothing = json!({"echo": true, "stream": true, "stop": text.chars().next().map(String::from)});
+    let streamed: String = chunks(&ask(nothing))
+        .iter()
+        .map(|chunk| chunk["choices"][0]["text"].as_str().expect("text"))
+        .collect();
+    assert_eq!(streamed, "One, two, three,");
     let stopped = ask(json!({"stop": "four"})).json();
     assert_eq!(stopped["choices"][0]["finish_reason"], "stop");
     assert!(!stopped["choices"][0]["text"].as_str().expect("text").contains("four"));
@@ -155,6 +177,14 @@ fn what_cannot_be_served_is_refused_with_its_name() {
         (json!({"top_logprobs": 2}), 400, "top_logprobs", "no effect"),
         (json!({"logprobs": true, "top_logprobs": 21}), 400, "top_logprobs", "21"),
         (json!({"response_format": {"type": "json_object"}}), 400, "response_format", "not served"),
+        (json!({"grammar": "root ::= [0-9]+"}), 400, "grammar", "not served"),
+        (json!({"json_schema": {"type": "object"}}), 400, "json_schema", "not served"),
+        (
+            json!({"tools": [{"type": "function", "function": {"name": "f"}}], "parallel_tool_calls": false}),
+            400,
+            "parallel_tool_calls",
+            "not served",
+        ),
         (
             json!({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}),
             400,

@@ -49,6 +49,7 @@ pub(super) async fn create(
 ) -> Result<Json<Answer>, Problem> {
     let request: Request = body::parse(&body::read(payload).await?)?;
     let texts = match request.input {
+        Input::One(text) if text.is_empty() => Vec::new(),
         Input::One(text) => vec![text],
         Input::Several(texts) => texts,
     };
@@ -56,8 +57,13 @@ pub(super) async fn create(
     let model = find(&http, &request.model)?;
     http.services.with_text(&model, |_| ()).await?;
     let load = http.services.clock.now().saturating_sub(began);
-    let embedded = embed(&http, &caller, model, texts, request.dimensions, request.truncate != Some(false));
-    let Embedded { vectors, prompt_tokens } = embedded.await?;
+    // Nothing to embed: its clients load models so.
+    let embedded = if texts.is_empty() {
+        Embedded { vectors: Vec::new(), prompt_tokens: 0 }
+    } else {
+        embed(&http, &caller, model, texts, request.dimensions, request.truncate != Some(false)).await?
+    };
+    let Embedded { vectors, prompt_tokens } = embedded;
     let total = http.services.clock.now().saturating_sub(began);
     Ok(Json(Answer {
         model: request.model,
@@ -89,6 +95,10 @@ pub(super) async fn create_one(
 ) -> Result<Json<Embedding>, Problem> {
     let One { model, prompt } = body::parse(&body::read(payload).await?)?;
     let model = find(&http, &model)?;
+    if prompt.is_empty() {
+        http.services.with_text(&model, |_| ()).await?;
+        return Ok(Json(Embedding { embedding: Vec::new() }));
+    }
     let Embedded { mut vectors, .. } = embed(&http, &caller, model, vec![prompt], None, true).await?;
     Ok(Json(Embedding { embedding: vectors.remove(0) }))
 }

@@ -35,6 +35,7 @@ pub(super) struct Request {
     tools: Option<Vec<Value>>,
     /// `auto` or `none`.
     tool_choice: Option<Value>,
+    parallel_tool_calls: Option<bool>,
     functions: Option<Value>,
     modalities: Option<Vec<String>>,
 }
@@ -111,6 +112,12 @@ fn refuse_what_is_not_served(request: &Request) -> Result<(), Problem> {
     }
     if request.functions.as_ref().is_some_and(|functions| !functions.is_null()) {
         return Err(Problem::of("functions", "functions is not served; use tools"));
+    }
+    if request.parallel_tool_calls == Some(false)
+        && request.tools.as_ref().is_some_and(|tools| !tools.is_empty())
+    {
+        let message = "parallel_tool_calls false is not served: the model may call several tools";
+        return Err(Problem::of("parallel_tool_calls", message));
     }
     let other = request.modalities.iter().flatten().find(|modality| *modality != "text");
     if let Some(other) = other {

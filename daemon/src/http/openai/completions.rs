@@ -161,6 +161,14 @@ struct Words {
 struct Streamed {
     begun: bool,
     text: String,
+    cursor: Cursor,
+}
+
+/// A place in a text that is counted from its beginning on once.
+#[derive(Default)]
+struct Cursor {
+    bytes: usize,
+    chars: usize,
 }
 
 impl Wording for Words {
@@ -171,7 +179,8 @@ impl Wording for Words {
     type Part = CompletionChoice;
 
     fn choice(&mut self, index: usize, choice: Choice) -> CompletionChoice {
-        let logprobs = (!choice.logprobs.is_empty()).then(|| Logprobs::new(&choice.logprobs, &choice.text));
+        let logprobs = (!choice.logprobs.is_empty())
+            .then(|| Logprobs::new(&choice.logprobs, &choice.text, &mut Cursor::default()));
         let finish_reason = choice.end.as_ref().map(finish_reason);
         CompletionChoice { index, text: self.echo.clone() + &choice.text, logprobs, finish_reason }
     }
@@ -180,12 +189,8 @@ impl Wording for Words {
         match said {
             Said::Started { .. } | Said::Usage(_) => Vec::new(),
             Said::More { choice: index, pieces, logprobs } => {
-                if self.choices.len() <= index {
-                    self.choices.resize_with(index + 1, Streamed::default);
-                }
+                let mut text = self.begin(index);
                 let streamed = &mut self.choices[index];
-                let mut text = if streamed.begun { String::new() } else { self.echo.clone() };
-                streamed.begun = true;
                 for piece in pieces {
                     // Without a template there is nothing else.
                     if let Piece::Text(more) = piece {
@@ -193,33 +198,59 @@ impl Wording for Words {
                         text.push_str(&more);
                     }
                 }
-                let logprobs = (!logprobs.is_empty()).then(|| Logprobs::new(&logprobs, &streamed.text));
+                let logprobs = (!logprobs.is_empty())
+                    .then(|| Logprobs::new(&logprobs, &streamed.text, &mut streamed.cursor));
                 vec![CompletionChoice { index, text, logprobs, finish_reason: None }]
             }
             Said::End { choice: index, end } => {
-                let finish_reason = Some(finish_reason(&end));
-                vec![CompletionChoice { index, text: String::new(), logprobs: None, finish_reason }]
+                let (text, finish_reason) = (self.begin(index), Some(finish_reason(&end)));
+                vec![CompletionChoice { index, text, logprobs: None, finish_reason }]
             }
         }
     }
 }
 
+impl Words {
+    /// What stands before an answer, the first time that there is anything to tell of it.
+    fn begin(&mut self, index: usize) -> String {
+        if self.choices.len() <= index {
+            self.choices.resize_with(index + 1, Streamed::default);
+        }
+        let begun = std::mem::replace(&mut self.choices[index].begun, true);
+        if begun { String::new() } else { self.echo.clone() }
+    }
+}
+
+impl Cursor {
+    /// Goes to a byte, not before the last; how many characters are before it. A token may begin within a character: that counts
+    /// as begun.
+    fn chars_before(&mut self, text: &str, byte: u64) -> usize {
+        let passed = text[self.bytes..].chars();
+        for char in passed {
+            if self.bytes as u64 >= byte {
+                break;
+            }
+            self.bytes += char.len_utf8();
+            self.chars += 1;
+        }
+        self.chars
+    }
+}
+
 impl Logprobs {
-    /// Those of tokens of an answer that begins with `text`.
-    fn new(tokens: &[TokenLogprob], text: &str) -> Self {
+    /// Those of tokens of an answer that begins with `text`, in which the cursor is before them.
+    fn new(tokens: &[TokenLogprob], text: &str, cursor: &mut Cursor) -> Self {
+        // The token itself is among them wherever others are, as OpenAI has it.
         let tops = |token: &TokenLogprob| {
-            token.top.iter().map(|top| (text_of(&top.bytes), top.logprob)).collect::<BTreeMap<_, _>>()
+            let itself = (!token.top.is_empty()).then(|| (text_of(&token.bytes), token.logprob));
+            let tops = token.top.iter().map(|top| (text_of(&top.bytes), top.logprob));
+            tops.chain(itself).collect::<BTreeMap<_, _>>()
         };
         Self {
             tokens: tokens.iter().map(|token| text_of(&token.bytes)).collect(),
             token_logprobs: tokens.iter().map(|token| token.logprob).collect(),
             top_logprobs: tokens.iter().map(tops).collect(),
-            text_offset: tokens.iter().map(|token| chars_before(text, token.offset)).collect(),
+            text_offset: tokens.iter().map(|token| cursor.chars_before(text, token.offset)).collect(),
         }
     }
-}
-
-/// Characters, where the daemon counts bytes. A token may begin within a character: that counts as begun.
-fn chars_before(text: &str, byte: u64) -> usize {
-    text.char_indices().take_while(|(at, _)| (*at as u64) < byte).count()
 }

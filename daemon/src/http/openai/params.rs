@@ -5,6 +5,7 @@
 use crate::http::problem::Problem;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use zllm_wire::limits::{MAX_LOGIT_BIASES, MAX_STOP_STRINGS};
 use zllm_wire::{GenerationParams, LogitBias, SamplingParams};
@@ -45,6 +46,8 @@ pub(super) struct Params {
     #[schemars(with = "serde_json::Value")]
     stop: Vec<String>,
     n: Option<u32>,
+    grammar: Option<Value>,
+    json_schema: Option<Value>,
     pub(super) stream: Option<bool>,
     pub(super) stream_options: Option<StreamOptions>,
 }
@@ -70,6 +73,12 @@ impl Params {
         if self.stop.len() > MAX_STOP_STRINGS {
             let message = format!("stop has {} texts; at most {MAX_STOP_STRINGS}", self.stop.len());
             return Err(Problem::of("stop", message));
+        }
+        for (name, constraint) in [("grammar", self.grammar), ("json_schema", self.json_schema)] {
+            if constraint.is_some_and(|constraint| !constraint.is_null()) {
+                let message = format!("{name} is not served yet: answers are not constrained");
+                return Err(Problem::of(name, message));
+            }
         }
         let sampling = SamplingParams {
             temperature: self.temperature,
