@@ -2,7 +2,8 @@
 //! decodes, many streams that wait, and how long a token is on its way from the sampler to the client.
 //!
 //! The daemon is a release build. When a token is sampled is in its log (level trace of the device's thread), when its bytes
-//! came is what the client saw, by the same clock. Processor time is the kernel's, of the HTTP server's thread alone.
+//! came is what the client saw, by the same clock. Processor time is the kernel's count, of the HTTP server's thread and of all.
+//! The stream is timed last but one: by then the weights lie in huge pages, as they do in a daemon that has run for a while.
 
 mod client;
 mod figures;
@@ -15,7 +16,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail};
 
 use self::client::Connection;
-use self::figures::{Figures, Load};
+use self::figures::{Figures, Load, Step};
 use crate::running_daemon::{Profile, Programs, RunningDaemon};
 use crate::{clock, models, options, process, report};
 
@@ -88,10 +89,10 @@ impl Bench {
         eprintln!("{CONNECTIONS} connections");
         let health = self.load("GET", "/health", "", Duration::ZERO)?;
         let chats = self.load("POST", CHAT, &chat(1, false), Duration::ZERO)?;
-        eprintln!("one stream");
-        let (tokens_ms, step_ms, http_ms) = self.one_stream(daemon)?;
         eprintln!("{STREAMS} streams, and /health beside them");
         let health_while_decoding = self.health_while_decoding()?;
+        eprintln!("one stream");
+        let (tokens_ms, step) = self.one_stream(daemon)?;
         eprintln!("{READERS} streams that wait");
         let bytes_per_reader = self.readers()?;
         Ok(Figures {
@@ -103,8 +104,7 @@ impl Bench {
             readers: READERS,
             bytes_per_reader,
             tokens_ms,
-            step_ms,
-            http_ms,
+            step,
         })
     }
 
@@ -141,11 +141,11 @@ impl Bench {
         Ok(load)
     }
 
-    /// How long each token of a stream was on its way, a step, and the HTTP thread's time for one; milliseconds.
-    fn one_stream(&self, daemon: &RunningDaemon) -> Result<(Vec<f64>, f64, f64)> {
+    /// How long each token of a stream was on its way, in milliseconds, and what a step takes.
+    fn one_stream(&self, daemon: &RunningDaemon) -> Result<(Vec<f64>, Step)> {
         let before = daemon.log()?.len();
         let mut connection = Connection::open(self.port)?;
-        let (http_before, began) = (self.http_time()?, clock::now());
+        let (before_it, began) = (self.processor_time()?, clock::now());
         connection.stream(CHAT, &chat(TIMED_TOKENS, true))?;
         let mut came = Vec::new();
         while let Some((at, text)) = connection.chunk()? {
@@ -153,7 +153,8 @@ impl Bench {
                 came.push(since_midnight(at));
             }
         }
-        let (took, http) = (clock::now() - began, self.http_time()? - http_before);
+        let (took, times) = (clock::now() - began, self.processor_time()?);
+        let (http, all) = (times.0 - before_it.0, times.1 - before_it.1);
         let log = daemon.log()?;
         let sampled: Vec<f64> =
             log[before..].lines().filter(|line| line.contains(STEP_DONE)).filter_map(logged_at).collect();
@@ -166,8 +167,8 @@ impl Bench {
             last.map(|sampled| (came - sampled) * 1e3)
         };
         let tokens_ms = came.iter().filter_map(on_its_way).collect();
-        let steps = sampled.len() as f64;
-        Ok((tokens_ms, took.as_secs_f64() * 1e3 / steps, http.as_secs_f64() * 1e3 / steps))
+        let ms_per_step = |time: Duration| time.as_secs_f64() * 1e3 / sampled.len() as f64;
+        Ok((tokens_ms, Step { ms: ms_per_step(took), all_ms: ms_per_step(all), http_ms: ms_per_step(http) }))
     }
 
     fn health_while_decoding(&self) -> Result<Load> {
@@ -223,18 +224,20 @@ impl Bench {
         Ok(kib * 1024.0)
     }
 
-    /// Processor time of the HTTP server's thread so far.
-    fn http_time(&self) -> Result<Duration> {
-        let mut time = None;
+    /// Processor time of the HTTP server's thread so far, and of all threads.
+    fn processor_time(&self) -> Result<(Duration, Duration)> {
+        let (mut http, mut all) = (None, Duration::ZERO);
         for task in fs::read_dir(format!("/proc/{}/task", self.pid))? {
             let task = task?.path();
+            let nanos = fs::read_to_string(task.join("schedstat"))?;
+            let nanos = nanos.split(' ').next().and_then(|nanos| nanos.parse().ok());
+            let time = Duration::from_nanos(nanos.context("schedstat")?);
+            all += time;
             if fs::read_to_string(task.join("comm"))?.trim_end() == HTTP_THREAD {
-                let nanos = fs::read_to_string(task.join("schedstat"))?;
-                let nanos = nanos.split(' ').next().and_then(|nanos| nanos.parse().ok());
-                time = Some(time.unwrap_or_default() + Duration::from_nanos(nanos.context("schedstat")?));
+                http = Some(http.unwrap_or_default() + time);
             }
         }
-        time.with_context(|| format!("no thread is called {HTTP_THREAD:?}"))
+        Ok((http.with_context(|| format!("no thread is called {HTTP_THREAD:?}"))?, all))
     }
 }
 

@@ -8,7 +8,7 @@ use crate::figures::{median, quantile};
 const HEALTH_P99_MS: f64 = 20.0;
 /// From a token's sampling to its bytes at the client, at the median; milliseconds.
 const TOKEN_MS: f64 = 1.0;
-/// Processor time of the HTTP thread over the time of a decode step, at most.
+/// Processor time of the HTTP thread over all of the daemon's in a decode step, at most.
 const HTTP_SHARE: f64 = 0.01;
 
 /// Everything.
@@ -25,9 +25,17 @@ pub(super) struct Figures {
     pub(super) bytes_per_reader: f64,
     /// From a token's sampling to its bytes at the client, each; milliseconds.
     pub(super) tokens_ms: Vec<f64>,
-    /// Of one decode step.
-    pub(super) step_ms: f64,
-    /// Processor time of the HTTP thread for one.
+    pub(super) step: Step,
+}
+
+/// A decode step; milliseconds.
+#[derive(Debug)]
+pub(super) struct Step {
+    /// How long it lasts.
+    pub(super) ms: f64,
+    /// Processor time of all threads.
+    pub(super) all_ms: f64,
+    /// Processor time of the HTTP thread.
     pub(super) http_ms: f64,
 }
 
@@ -74,17 +82,18 @@ impl Figures {
         table += &format!(
             "| a token, from its sampling to its bytes at the client | median {p50:.3} ms, p99 {p99:.3} ms |\n"
         );
+        let Step { ms, all_ms, http_ms } = self.step;
         table += &format!(
-            "| HTTP's processor time in a decode step of {:.2} ms | {:.4} ms, {:.2} % |\n",
-            self.step_ms,
-            self.http_ms,
-            100.0 * self.http_share()
+            "| HTTP's processor time in a decode step | {http_ms:.4} ms: {:.2} % of the {all_ms:.2} ms that all threads \
+             take, {:.2} % of the {ms:.2} ms that it lasts |\n",
+            100.0 * http_ms / all_ms,
+            100.0 * http_ms / ms
         );
         table
     }
 
     fn http_share(&self) -> f64 {
-        self.http_ms / self.step_ms
+        self.step.http_ms / self.step.all_ms
     }
 
     /// # Errors
@@ -123,8 +132,7 @@ mod tests {
             readers: 1,
             bytes_per_reader: 2048.0,
             tokens_ms: vec![token_ms; 3],
-            step_ms: 10.0,
-            http_ms,
+            step: Step { ms: 6.0, all_ms: 10.0, http_ms },
         }
     }
 
