@@ -44,10 +44,7 @@ async fn create(
     caller: Caller,
     payload: web::Payload,
 ) -> Result<HttpResponse, Problem> {
-    let body = body::read(payload).await?;
-    let asked: Asked = body::parse(&body)?;
-    let params: Params = body::parse(&body)?;
-    drop(body);
+    let (asked, params): (Asked, Params) = body::two(payload).await?;
     let stream = params.streams();
     let marks = asked.marks()?;
     let prompt = asked.prompt()?;

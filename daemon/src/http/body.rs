@@ -34,6 +34,24 @@ pub(super) async fn read(mut payload: Payload) -> Result<Bytes, Problem> {
     })
 }
 
+/// Reads the body as two types: what only one request has, and what several have in common.
+///
+/// # Errors
+/// As for [`read`] and [`parse_two`].
+pub(super) async fn two<A: DeserializeOwned, B: DeserializeOwned>(
+    payload: Payload,
+) -> Result<(A, B), Problem> {
+    parse_two(&read(payload).await?)
+}
+
+/// What the body says as two types. Each is read from the whole body, so that what is wrong has its path in both.
+///
+/// # Errors
+/// As for [`parse`], of the first that fails.
+pub(super) fn parse_two<A: DeserializeOwned, B: DeserializeOwned>(body: &[u8]) -> Result<(A, B), Problem> {
+    Ok((parse(body)?, parse(body)?))
+}
+
 /// What the body says; a field that `T` does not have is passed over.
 ///
 /// # Errors

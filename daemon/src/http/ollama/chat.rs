@@ -89,10 +89,7 @@ pub(super) async fn create(
     caller: Caller,
     payload: web::Payload,
 ) -> Result<HttpResponse, Problem> {
-    let body = body::read(payload).await?;
-    let common: Common = body::parse(&body)?;
-    let request: Request = body::parse(&body)?;
-    drop(body);
+    let (common, request): (Common, Request) = body::two(payload).await?;
     let messages = request.messages.unwrap_or_default();
     if messages.is_empty() {
         let Ready { asked, .. } = common.only_load(&http).await?;

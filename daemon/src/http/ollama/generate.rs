@@ -52,10 +52,7 @@ pub(super) async fn create(
     caller: Caller,
     payload: web::Payload,
 ) -> Result<HttpResponse, Problem> {
-    let body = body::read(payload).await?;
-    let common: Common = body::parse(&body)?;
-    let request: Request = body::parse(&body)?;
-    drop(body);
+    let (common, request): (Common, Request) = body::two(payload).await?;
     refuse_what_is_not_served(&request)?;
     let raw = request.raw == Some(true);
     let system = request.system.filter(|system| !system.is_empty());

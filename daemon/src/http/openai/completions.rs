@@ -57,10 +57,7 @@ pub(super) async fn create(
     caller: Caller,
     payload: web::Payload,
 ) -> Result<HttpResponse, Problem> {
-    let body = body::read(payload).await?;
-    let request: Request = body::parse(&body)?;
-    let params: Params = body::parse(&body)?;
-    drop(body);
+    let (request, params): (Request, Params) = body::two(payload).await?;
     let asked = Asked::new(&http, &request.model, &params);
     let (turn, words) = begin(&http, &caller, request, params, |_| {}).await?;
     answer::give(turn, asked, words).await
@@ -76,7 +73,7 @@ pub(super) async fn answer(
     body: &[u8],
     change: impl FnOnce(&mut Submit),
 ) -> Result<String, Problem> {
-    let (request, params): (Request, Params) = (body::parse(body)?, body::parse(body)?);
+    let (request, params): (Request, Params) = body::parse_two(body)?;
     let asked = Asked::whole(http, &request.model, &params)?;
     let (turn, words) = begin(http, caller, request, params, change).await?;
     let answer = answer::whole(turn, asked, words).await?;
