@@ -9,23 +9,6 @@ use zllm_wire::{Answer, BlockState, EvictTarget, Op};
 const MESSAGES: &str = "/v1/messages";
 const COUNT: &str = "/v1/messages/count_tokens";
 
-/// Tools, then turns with what the assistant thought and called.
-const TEMPLATE: &str = "\
-{%- for tool in tools or [] %}{{ '<tool>' + (tool | tojson) + '\n' }}{% endfor %}
-{%- for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}
-{%- if message.reasoning_content %}{{ '<think>\n' + message.reasoning_content + '\n</think>\n' }}{% endif %}
-{{- message.content }}
-{%- for call in message.tool_calls or [] %}{{ '<tool_call>' + (call.function | tojson) + '</tool_call>' }}{% endfor %}
-{{- '<|im_end|>\n' }}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
-
-/// A daemon whose model takes tools.
-fn with_tools() -> Daemon {
-    let builder = Builder::new();
-    std::fs::write(builder.folder().join("tools.jinja"), TEMPLATE).expect("scratch file");
-    builder.with(|settings| settings.more = "template = \"tools.jinja\"\n".into()).start()
-}
-
 fn ask(daemon: &Daemon, path: &str, more: &Value) -> HttpAnswer {
     let mut body = json!({
         "model": MODEL, "messages": [{"role": "user", "content": "Say hi."}], "max_tokens": 12, "temperature": 0,
@@ -156,7 +139,7 @@ fn conversations() -> Vec<Value> {
 
 #[test]
 fn tokens_are_counted_as_they_are_used() {
-    let daemon = with_tools();
+    let daemon = Daemon::with_tools();
     let mut counts = Vec::new();
     for more in conversations() {
         let counted = ask(&daemon, COUNT, &more);
@@ -327,7 +310,7 @@ fn a_full_queue_says_when_to_come_back() {
 
 #[test]
 fn claude_code_is_answered() {
-    let daemon = with_tools();
+    let daemon = Daemon::with_tools();
     let mark = json!({"type": "ephemeral"});
     let tool = |number: usize| {
         json!({"name": format!("Tool{number}"), "description": "Does something.", "input_schema": {

@@ -7,16 +7,6 @@ use serde_json::{Value, json};
 
 const RESPONSES: &str = "/v1/responses";
 
-/// Turns with what the assistant called, for a model whose own template takes no tools.
-const TEMPLATE: &str = "\
-{%- for tool in tools or [] %}{{ '<tool>' + (tool | tojson) + '\n' }}{% endfor %}
-{%- for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}
-{%- if message.reasoning_content %}{{ '<think>\n' + message.reasoning_content + '\n</think>\n' }}{% endif %}
-{{- message.content }}
-{%- for call in message.tool_calls or [] %}{{ '<tool_call>\n' + (call.function | tojson) + '\n</tool_call>' }}{% endfor %}
-{{- '<|im_end|>\n' }}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
-
 fn request(more: Value) -> Value {
     let mut body = json!({"model": MODEL, "input": "Say hi.", "max_output_tokens": 12, "temperature": 0});
     for (name, value) in more.as_object().expect("an object") {
@@ -371,13 +361,6 @@ fn a_conversation_gets_what_was_answered_in_the_background_also_after_a_crash() 
     assert_eq!(answered[0]["content"][0]["text"], json!(text(&respond(&daemon, asked))));
 }
 
-/// A daemon whose model takes tools, and copies calls that it has made before.
-fn with_tools() -> Daemon {
-    let builder = Builder::new();
-    std::fs::write(builder.folder().join("tools.jinja"), TEMPLATE).expect("scratch file");
-    builder.with(|settings| settings.more = "template = \"tools.jinja\"\n".into()).start()
-}
-
 fn weather(times: usize) -> Value {
     let mut items = Vec::new();
     for number in 0..times {
@@ -395,7 +378,7 @@ fn weather(times: usize) -> Value {
 
 #[test]
 fn functions_are_called_and_their_outputs_come_back() {
-    let daemon = with_tools();
+    let daemon = Daemon::with_tools();
     let function = json!({"type": "function", "name": "get_weather", "description": "Weather.", "strict": false,
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}});
     let tools = json!([
@@ -447,7 +430,7 @@ fn functions_are_called_and_their_outputs_come_back() {
 
 #[test]
 fn reasoning_comes_as_an_item_and_goes_back_with_or_without_a_store() {
-    let daemon = with_tools();
+    let daemon = Daemon::with_tools();
     let mut items = Vec::new();
     for _ in 0..4 {
         items.push(json!({"role": "user", "content": "Two and two?"}));

@@ -23,6 +23,16 @@ pub(crate) const MODEL: &str = "smollm2-135m";
 /// How long anything may take that is not itself measured: debug builds on a busy machine are slow.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Tools, then turns with what the assistant thought and called: the model's own template has none of these.
+const TEMPLATE: &str = "\
+{%- for tool in tools or [] %}{{ '<tool>' + (tool | tojson) + '\n' }}{% endfor %}
+{%- for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}
+{%- if message.reasoning_content %}{{ '<think>\n' + message.reasoning_content + '\n</think>\n' }}{% endif %}
+{{- message.content }}
+{%- for call in message.tool_calls or [] %}{{ '<tool_call>\n' + (call.function | tojson) + '\n</tool_call>' }}{% endfor %}
+{{- '<|im_end|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
 /// The clock of the tests.
 #[expect(clippy::disallowed_methods, reason = "integration tests measure a real process")]
 pub(crate) fn now() -> Instant {
@@ -151,6 +161,13 @@ fn spawn(command: &mut Command, folder: &Path, settings: &Settings) -> Child {
 impl Daemon {
     pub(crate) fn start() -> Self {
         Builder::new().start()
+    }
+
+    /// One whose model takes tools, and mostly copies calls that it has made before.
+    pub(crate) fn with_tools() -> Self {
+        let builder = Builder::new();
+        std::fs::write(builder.folder().join("tools.jinja"), TEMPLATE).expect("scratch file");
+        builder.with(|settings| settings.more = "template = \"tools.jinja\"\n".into()).start()
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
