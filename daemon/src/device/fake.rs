@@ -323,7 +323,12 @@ impl TextModel for FakeText {
         tokens.iter().map(|&token| token as u8 as char).collect()
     }
 
-    fn generation(&self, _: &[u32], params: &GenerationParams, _: u32) -> Result<Box<dyn Generate>, String> {
+    fn generation(
+        &self,
+        _: &[u32],
+        params: &GenerationParams,
+        _: u32,
+    ) -> Result<Box<dyn Generate>, Objection> {
         Ok(Box::new(FakeGeneration::new(params)))
     }
 

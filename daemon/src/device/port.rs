@@ -113,13 +113,13 @@ pub(crate) trait TextModel: Send + Sync {
     /// A sampler for a sequence that begins with `prompt`: that of answer number `choice`, with a seed of its own.
     ///
     /// # Errors
-    /// What is wrong with the parameters.
+    /// What is wrong with which of the parameters.
     fn generation(
         &self,
         prompt: &[u32],
         params: &GenerationParams,
         choice: u32,
-    ) -> Result<Box<dyn Generate>, String>;
+    ) -> Result<Box<dyn Generate>, Objection>;
 
     /// A sampler like that after it has drawn `generated`, to the bit as if it had not stopped; `state` is what [`Accepted`] gave with
     /// the last of them.
@@ -134,6 +134,27 @@ pub(crate) trait TextModel: Send + Sync {
         generated: &[u32],
         state: f32,
     ) -> Result<Resumed, String>;
+}
+
+/// Why a request is not taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Objection {
+    pub(crate) fault: Fault,
+    /// The parameter that it is about, as [`GenerationParams`] or its sampling calls it: what a [`Fault`] has no place for.
+    pub(crate) field: Option<String>,
+}
+
+impl Objection {
+    /// To one parameter.
+    pub(crate) fn to(field: &str, message: String) -> Self {
+        Self { fault: Fault { code: ErrorCode::Invalid, message }, field: Some(field.to_owned()) }
+    }
+}
+
+impl From<Fault> for Objection {
+    fn from(fault: Fault) -> Self {
+        Self { fault, field: None }
+    }
 }
 
 /// A prompt that leaves no room in the context.

@@ -1,9 +1,9 @@
 //! The engine's text side behind the daemon's port, and the protocol's parameters in the engine's words.
 
-use super::port::{Customs, Generate, Resumed, TextFacts, TextModel, too_long};
+use super::port::{Customs, Generate, Objection, Resumed, TextFacts, TextModel, too_long};
 use crate::scheduler::plan::Accepted;
 use std::sync::Arc;
-use zllm_engine::sampling::{SamplerState, SamplingParams};
+use zllm_engine::sampling::{SamplerState, SamplingError, SamplingParams};
 use zllm_engine::{Chat, Generation, Message, RequestError, SpeechStyle, TemplateChoice, TokenReport};
 use zllm_wire::{ChoiceEnd, ErrorCode, Fault, FinishReason, StopCause, TokenLogprob, TopLogprob};
 
@@ -121,9 +121,9 @@ impl TextModel for EngineText {
         prompt: &[u32],
         params: &zllm_wire::GenerationParams,
         choice: u32,
-    ) -> Result<Box<dyn Generate>, String> {
+    ) -> Result<Box<dyn Generate>, Objection> {
         let generation = Generation::new(self.text.clone(), prompt, &choice_params(params, choice));
-        generation.map(|generation| Box::new(generation) as _).map_err(|error| error.to_string())
+        generation.map(|generation| Box::new(generation) as _).map_err(|error| objection(&error))
     }
 
     fn resume(
@@ -159,6 +159,27 @@ impl Generate for Generation {
 
 fn invalid(message: String) -> Fault {
     Fault { code: ErrorCode::Invalid, message }
+}
+
+/// An objection to the parameter that an error is about. The engine's parameters are named as the protocol's.
+fn objection(error: &RequestError) -> Objection {
+    let field = match error {
+        RequestError::BadParameter { field, .. } => field,
+        RequestError::Stop(_) => "stop",
+        RequestError::Sampling(error) => match error {
+            SamplingError::OutOfRange { field, .. }
+            | SamplingError::Conflict { field, .. }
+            | SamplingError::Idle { field, .. }
+            | SamplingError::UnknownToken { field, .. } => field,
+            SamplingError::Mirostat { .. } => "mirostat",
+            SamplingError::BreakerLength { .. } | SamplingError::TooManyBreakers { .. } => {
+                "dry_sequence_breakers"
+            }
+            SamplingError::TooManyBiases { .. } => "logit_bias",
+        },
+        _ => return invalid(error.to_string()).into(),
+    };
+    Objection::to(field, error.to_string())
 }
 
 /// An answer's end in the protocol's words; `stops` are its stop strings.

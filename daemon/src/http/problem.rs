@@ -1,5 +1,6 @@
 //! What is wrong with a request, before an API puts it into its own words.
 
+use crate::device::port::Objection;
 use actix_web::ResponseError;
 use actix_web::http::StatusCode;
 use std::time::Duration;
@@ -60,6 +61,14 @@ impl Problem {
         Self { kind: Kind::Invalid, message: message.into(), param: Some(param.to_owned()) }
     }
 
+    /// The same of a request that calls this field otherwise.
+    pub(super) fn renamed(mut self, field: &str, name: &str) -> Self {
+        if self.param.as_deref() == Some(field) {
+            self.param = Some(name.to_owned());
+        }
+        self
+    }
+
     /// The HTTP status.
     pub(super) fn status(&self) -> StatusCode {
         match self.kind {
@@ -106,5 +115,11 @@ impl From<Fault> for Problem {
             ErrorCode::Draining => Kind::Unavailable,
         };
         Self::new(kind, fault.message)
+    }
+}
+
+impl From<Objection> for Problem {
+    fn from(Objection { fault, field }: Objection) -> Self {
+        Self { param: field, ..fault.into() }
     }
 }

@@ -148,7 +148,8 @@ async fn submit(
     services: &Services,
 ) -> Result<Answer, Unanswered> {
     let streamed = request.stream;
-    let (Submitted { job, log, known }, _) = submit::submit(request, connection, services).await?;
+    let (Submitted { job, log, known }, _) =
+        submit::submit(request, connection, services).await.map_err(|objection| objection.fault)?;
     replies.send(Answer::Accepted { job, known }).await?;
     if streamed { stream(log.reader(0), replies).await } else { Ok(Answer::Done) }
 }

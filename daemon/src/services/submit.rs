@@ -2,7 +2,7 @@
 
 use super::kv::session_fault;
 use super::{Services, fault, gone};
-use crate::device::port::{Generate, Loaded, TextModel, too_long};
+use crate::device::port::{Generate, Loaded, Objection, TextModel, too_long};
 use crate::inspect::{self, InspectError};
 use crate::kv_store::{ContinueSession, HoldPrefixes};
 use crate::limits::{MAX_ARRIVING, MAX_LABEL_BYTES, MAX_LOGPROBS_PER_JOB, RETRY_AFTER};
@@ -23,18 +23,18 @@ pub(crate) async fn submit(
     request: Submit,
     connection: ConnectionId,
     services: &Services,
-) -> Result<(Submitted, SpeechStyle), Fault> {
+) -> Result<(Submitted, SpeechStyle), Objection> {
     let arrived_at = services.clock.time();
     let Submit { model, prompt, params, session, tenant, detached, label, .. } = request;
     let Submit { class, deadline_ms, max_wait_ms, key, batch, .. } = request;
     if key.is_some() && !detached {
         let message =
             "a key is for a detached job: one that ends with its connection is never asked for again";
-        return Err(refuse(services, fault(ErrorCode::Invalid, message)));
+        return Err(refuse(services, fault(ErrorCode::Invalid, message)).into());
     }
     if label.as_ref().is_some_and(|label| label.len() > MAX_LABEL_BYTES) {
         let message = format!("the label is longer than {MAX_LABEL_BYTES} bytes");
-        return Err(refuse(services, fault(ErrorCode::Invalid, message)));
+        return Err(refuse(services, fault(ErrorCode::Invalid, message)).into());
     }
     let bytes = request_bytes(&prompt, &params);
     let tenant = tenant.map(String::from).unwrap_or_default();
@@ -46,7 +46,7 @@ pub(crate) async fn submit(
             .map_err(|fault| refuse(services, fault))?;
     }
     let ready = prepare(&model, &tenant, prompt, params, services).await;
-    let ready = ready.map_err(|fault| refuse(services, fault))?;
+    let ready = ready.map_err(|objection| refuse(services, objection))?;
     services.note_arrival(services.clock.time().saturating_sub(arrived_at));
     let Ready { prompt, speech, params, max_tokens, samplers } = ready;
     let job = SubmitJob {
@@ -232,7 +232,7 @@ async fn prepare(
     prompt: Prompt,
     params: GenerationParams,
     services: &Services,
-) -> Result<Ready, Fault> {
+) -> Result<Ready, Objection> {
     let _arriving = arrive(services)?;
     let loaded = load(model, services).await?;
     let kept = match &prompt {
@@ -260,7 +260,7 @@ fn encode(
     now_unix_s: i64,
     mut params: GenerationParams,
     default_max_tokens: usize,
-) -> Result<Ready, Fault> {
+) -> Result<Ready, Objection> {
     let invalid = |message| fault(ErrorCode::Invalid, message);
     let (prompt, speech) = match (kept, prompt) {
         (Some(kept), Prompt::Continue { text, parse_special, .. }) => {
@@ -271,17 +271,17 @@ fn encode(
     };
     let context = loaded.text.facts().context_tokens;
     if prompt.is_empty() {
-        return Err(invalid("the prompt is empty; give at least one token".into()));
+        return Err(invalid("the prompt is empty; give at least one token".into()).into());
     }
     if prompt.len() >= context {
-        return Err(too_long(prompt.len(), context));
+        return Err(too_long(prompt.len(), context).into());
     }
     if params.max_tokens == Some(0) {
-        return Err(invalid("max_tokens is 0; at least 1 works".into()));
+        return Err(Objection::to("max_tokens", "max_tokens is 0; at least 1 works".into()));
     }
     let n = params.n.unwrap_or(1);
     if !(1..=MAX_CHOICES).contains(&n) {
-        return Err(invalid(format!("n is {n}, must be from 1 to {MAX_CHOICES}")));
+        return Err(Objection::to("n", format!("n is {n}, must be from 1 to {MAX_CHOICES}")));
     }
     // The limit that the sampler keeps is the one that memory is reserved for.
     let wanted = params.max_tokens.map_or(default_max_tokens, |tokens| tokens as usize);
@@ -291,9 +291,9 @@ fn encode(
     let room = if memory > 0 { memory.min(context - prompt.len()) } else { context - prompt.len() };
     let max_tokens = wanted.min(room);
     params.max_tokens = Some(max_tokens as u32);
-    check_logprobs(&params, max_tokens, n).map_err(invalid)?;
+    check_logprobs(&params, max_tokens, n).map_err(|message| Objection::to("logprobs", message))?;
     let samplers = (0..n).map(|choice| loaded.text.generation(&prompt, &params, choice));
-    let samplers = samplers.collect::<Result<_, _>>().map_err(invalid)?;
+    let samplers = samplers.collect::<Result<_, _>>()?;
     Ok(Ready { prompt, speech, params, max_tokens, samplers })
 }
 
@@ -352,9 +352,9 @@ pub(super) async fn off_the_loop<T: Send + 'static>(
 }
 
 /// A request that never became a job counts as refused.
-pub(super) fn refuse(services: &Services, fault: Fault) -> Fault {
+pub(super) fn refuse<E>(services: &Services, why: E) -> E {
     services.metrics.request(Outcome::Refused);
-    fault
+    why
 }
 
 /// What a request takes while it waits, about.

@@ -208,6 +208,8 @@ fn models_come_and_go_and_mistakes_are_named() {
     for (body, field) in [
         (new_job(json!({"prompt": {"verse": "x"}})), "prompt"),
         (new_job(json!({"params": {"max_tokens": "x"}})), "params.max_tokens"),
+        (new_job(json!({"params": {"n": 0}})), "params.n"),
+        (new_job(json!({"params": {"sampling": {"top_p": 2}}})), "params.sampling.top_p"),
         (new_job(json!({"class": "urgent"})), "class"),
         (new_job(json!({"session": "j-1"})), "session"),
     ] {

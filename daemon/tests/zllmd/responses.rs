@@ -590,6 +590,9 @@ fn what_is_not_served_is_refused_by_its_name() {
         (json!({"previous_response_id": "resp_x", "conversation": "conv_x"}), "previous_response_id"),
         (json!({"generate": false}), "generate"),
         (json!({"temperature": "hot"}), "temperature"),
+        (json!({"temperature": -1}), "temperature"),
+        (json!({"top_p": 2}), "top_p"),
+        (json!({"background": true, "top_p": 2}), "top_p"),
     ] {
         let answer = try_post(&daemon, RESPONSES, &request(more.clone()));
         assert_eq!(

@@ -1,6 +1,7 @@
 //! Jobs: submitted detached, so that they are durable, then looked at, steered, and read from any event on.
 
 use super::Done;
+use crate::device::port::Objection;
 use crate::http::caller::Caller;
 use crate::http::dialect::Dialect;
 use crate::http::models::known;
@@ -158,8 +159,19 @@ async fn submit(
         ..request
     };
     let services = &http.services;
-    let (submitted, _) = submit::submit(request, services.connection_id(), services).await?;
+    let submitted = submit::submit(request, services.connection_id(), services).await;
+    let (submitted, _) = submitted.map_err(under_params)?;
     Ok(Json(Accepted { job: submitted.job, known: submitted.known }))
+}
+
+/// What is wrong with a job's parameters, under the path that they have in its request.
+fn under_params(objection: Objection) -> Problem {
+    let path = |name: String| match name.as_str() {
+        "max_tokens" | "min_tokens" | "stop" | "stop_tokens" | "n" | "logprobs" => format!("params.{name}"),
+        _ => format!("params.sampling.{name}"),
+    };
+    let problem = Problem::from(objection);
+    Problem { param: problem.param.map(path), ..problem }
 }
 
 async fn show(http: web::Data<Http>, job: Job) -> Result<Json<JobDetail>, Problem> {

@@ -45,12 +45,9 @@ pub(super) async fn create(
     caller: Caller,
     payload: web::Payload,
 ) -> Result<HttpResponse, Problem> {
-    let body = body::read(payload).await?;
-    let request: Request = body::parse(&body)?;
-    let params: Params = body::parse(&body)?;
-    drop(body);
+    let (request, params): (Request, Params) = body::two(payload).await?;
     let asked = Asked::new(&http, &request.model, &params);
-    let turn = Turn::begin(&http, &caller, submit(request, params)?).await?;
+    let turn = begin(&http, &caller, request, params, |_| {}).await?;
     answer::give(turn, asked, Words::default()).await
 }
 
@@ -64,13 +61,24 @@ pub(super) async fn answer(
     body: &[u8],
     change: impl FnOnce(&mut Submit),
 ) -> Result<String, Problem> {
-    let (request, params): (Request, Params) = (body::parse(body)?, body::parse(body)?);
+    let (request, params): (Request, Params) = body::parse_two(body)?;
     let asked = Asked::whole(http, &request.model, &params)?;
-    let mut submit = submit(request, params)?;
-    change(&mut submit);
-    let turn = Turn::begin(http, caller, submit).await?;
+    let turn = begin(http, caller, request, params, change).await?;
     let answer = answer::whole(turn, asked, Words::default()).await?;
     Ok(serde_json::to_string(&answer).expect("an answer becomes JSON"))
+}
+
+async fn begin(
+    http: &Http,
+    caller: &Caller,
+    request: Request,
+    params: Params,
+    change: impl FnOnce(&mut Submit),
+) -> Result<Turn, Problem> {
+    let mut submit = submit(request, params)?;
+    change(&mut submit);
+    // What others call so is a flag here.
+    Turn::begin(http, caller, submit).await.map_err(|problem| problem.renamed("logprobs", "top_logprobs"))
 }
 
 /// # Errors
@@ -81,6 +89,10 @@ fn submit(request: Request, params: Params) -> Result<Submit, Problem> {
     if let Some(newer) = request.max_completion_tokens {
         if generation.max_tokens.is_some_and(|older| older != newer) {
             let message = "max_tokens and max_completion_tokens differ; give one of them";
+            return Err(Problem::of("max_completion_tokens", message));
+        }
+        if newer == 0 {
+            let message = "max_completion_tokens is 0; at least 1 works";
             return Err(Problem::of("max_completion_tokens", message));
         }
         generation.max_tokens = Some(newer);
