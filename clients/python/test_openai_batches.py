@@ -11,25 +11,31 @@ from daemon import MODEL, URL, restart
 CLIENT = openai.OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0, timeout=60)
 
 
-def requests(count, max_tokens=8):
-    def line(number):
-        messages = [{"role": "user", "content": f"Tell me about the number {number}."}]
-        body = {"model": MODEL, "messages": messages, "temperature": 0, "max_tokens": max_tokens}
-        request = {"custom_id": f"n{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
-        return json.dumps(request).encode()
+CHAT = "/v1/chat/completions"
 
-    return b"\n".join(map(line, range(count)))
+
+def requests(count, max_tokens=8):
+    def body(number):
+        messages = [{"role": "user", "content": f"Tell me about the number {number}."}]
+        return {"model": MODEL, "messages": messages, "temperature": 0, "max_tokens": max_tokens}
+
+    return lines(CHAT, map(body, range(count)))
+
+
+def lines(url, bodies):
+    def line(number, body):
+        return json.dumps({"custom_id": f"n{number}", "method": "POST", "url": url, "body": body}).encode()
+
+    return b"\n".join(line(number, body) for number, body in enumerate(bodies))
 
 
 def upload(content, purpose="batch"):
     return CLIENT.files.create(file=("requests.jsonl", io.BytesIO(content)), purpose=purpose)
 
 
-def make(content):
+def make(content, endpoint=CHAT):
     input_file = upload(content)
-    return CLIENT.batches.create(
-        input_file_id=input_file.id, endpoint="/v1/chat/completions", completion_window="24h"
-    )
+    return CLIENT.batches.create(input_file_id=input_file.id, endpoint=endpoint, completion_window="24h")
 
 
 def wait(batch, within_s=60):
@@ -66,6 +72,19 @@ class Batches(unittest.TestCase):
         alone = CLIENT.chat.completions.create(**json.loads(requests(1))["body"])
         text = first["response"]["body"]["choices"][0]["message"]["content"]
         self.assertEqual(text, alone.choices[0].message.content)
+
+    def test_responses_are_made_and_kept(self):
+        def body(number):
+            text = f"Tell me about the number {number}."
+            return {"model": MODEL, "input": text, "temperature": 0, "max_output_tokens": 8}
+
+        batch = wait(make(lines("/v1/responses", map(body, range(3))), "/v1/responses"))
+        self.assertEqual((batch.status, batch.request_counts.completed), ("completed", 3))
+        output = CLIENT.files.content(batch.output_file_id).read().decode()
+        for line in map(json.loads, output.splitlines()):
+            kept = CLIENT.responses.retrieve(line["response"]["body"]["id"])
+            alone = CLIENT.responses.create(**body(int(line["custom_id"][1:])), store=False)
+            self.assertEqual((kept.output_text, kept.status), (alone.output_text, alone.status))
 
     def test_a_batch_goes_on_over_a_restart(self):
         batch = make(requests(10, max_tokens=100))

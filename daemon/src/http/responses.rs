@@ -29,12 +29,13 @@ use actix_web::{HttpResponse, web};
 use items::{Given, Item, ItemStatus, Part};
 use list::{List, Page, Removed};
 use live::{Keeper, Live};
-use object::Response;
+use object::{Response, Status};
 use request::{Create, Input, Plan};
 use schemars::JsonSchema;
 use scribe::Scribe;
 use serde::{Deserialize, Serialize};
-use shelf::Shelf;
+use shelf::{Record, Shelf};
+use zllm_wire::Submit;
 
 /// Where it is.
 pub(super) fn routes(router: &mut Router) {
@@ -124,7 +125,7 @@ impl Last {
     /// `None` when it failed.
     fn of(live: &Live, before: Vec<Item>) -> Option<Self> {
         let response = live.response();
-        if !matches!(response.status, object::Status::Completed | object::Status::Incomplete) {
+        if !response.status.is_answer() {
             return None;
         }
         let said = before.into_iter().chain(live.input().iter().cloned()).chain(response.output.clone());
@@ -143,9 +144,7 @@ async fn create(
     payload: web::Payload,
 ) -> Result<HttpResponse, Problem> {
     let request: Create = body::parse(&body::read(payload).await?)?;
-    if request.generate == Some(false) {
-        return Err(Problem::of("generate", "generate: false is for a WebSocket"));
-    }
+    refuse_silent(&request)?;
     let (stream, shelf) = (request.stream.unwrap_or(false), Shelf::new(http, &caller));
     let (live, _) = begin(&shelf, &caller, request, None).await?;
     if stream {
@@ -160,40 +159,118 @@ async fn create(
     }
 }
 
+/// The whole response to a line of a batch, as JSON; its job is changed before. `number` tells it from all others: asked for
+/// again after a restart, it is the same response.
+///
+/// # Errors
+/// What is wrong with the body, or why the job failed.
+pub(super) async fn answer(
+    http: &web::Data<Http>,
+    caller: &Caller,
+    number: &str,
+    body: &[u8],
+    change: impl FnOnce(&mut Submit),
+) -> Result<String, Problem> {
+    let request: Create = body::parse(body)?;
+    refuse_silent(&request)?;
+    for (field, is_asked) in [("stream", request.stream), ("background", request.background)] {
+        if is_asked == Some(true) {
+            let message = format!("{field} is for requests that somebody waits for; leave it out");
+            return Err(Problem::of(field, message));
+        }
+    }
+    let shelf = Shelf::new(http.clone(), caller);
+    // Answered and kept before a restart: its conversation has that answer already.
+    if let Ok(Record { response, .. }) = shelf.response(&format!("resp_{number}")).await
+        && response.status.is_answer()
+    {
+        return Ok(json(&response));
+    }
+    let Prepared { plan, input, .. } = prepare(&shelf, request, number, None).await?;
+    let Plan { mut submit, response, names, carry } = plan;
+    change(&mut submit);
+    let turn = turn(http, caller, submit).await?;
+    let keeper = Keeper { shelf, input, job: None, kept: None };
+    match Live::new(turn, Scribe::new(response, names, carry), keeper).finish().await {
+        (_, Some(problem)) => Err(problem),
+        (response, None) if response.status == Status::Cancelled => {
+            Err(Problem::new(Kind::Failed, format!("{} was cancelled", response.id)))
+        }
+        (response, None) => Ok(json(&response)),
+    }
+}
+
+fn json(response: &Response) -> String {
+    serde_json::to_string(response).expect("a response becomes JSON")
+}
+
+/// # Errors
+/// It is to have no answer, which only somebody can use who goes on from it on the same connection.
+fn refuse_silent(request: &Create) -> Result<(), Problem> {
+    if request.generate == Some(false) {
+        return Err(Problem::of("generate", "generate: false is for a WebSocket"));
+    }
+    Ok(())
+}
+
 /// Begins a response; with it comes all that was said before its input. `last` is what its connection made last.
 async fn begin(
     shelf: &Shelf,
     caller: &Caller,
-    mut request: Create,
+    request: Create,
     last: Option<&Last>,
 ) -> Result<(Live, Vec<Item>), Problem> {
+    let is_silent = request.generate == Some(false);
+    let Prepared { plan, input, before } = prepare(shelf, request, &number(&shelf.http), last).await?;
+    if plan.response.background {
+        return Ok((background::begin(shelf, caller, plan, input).await?, before));
+    }
+    let Plan { submit, response, names, carry } = plan;
+    let scribe = Scribe::new(response, names, carry);
+    let keeper = Keeper { shelf: shelf.clone(), input, job: None, kept: None };
+    if is_silent {
+        return Ok((Live::silent(scribe, keeper), before));
+    }
+    Ok((Live::new(turn(&shelf.http, caller, submit).await?, scribe, keeper), before))
+}
+
+/// A response before its job is submitted.
+struct Prepared {
+    plan: Plan,
+    input: Vec<Item>,
+    /// All that was said before its input.
+    before: Vec<Item>,
+}
+
+/// Looks at what is asked for and at what was said before. `number` becomes part of the response's id.
+async fn prepare(
+    shelf: &Shelf,
+    mut request: Create,
+    number: &str,
+    last: Option<&Last>,
+) -> Result<Prepared, Problem> {
     request.check()?;
-    let (background, is_silent) = (request.background == Some(true), request.generate == Some(false));
     if request.store != Some(false)
         && let Err(problem) = shelf.works().await
     {
         // Nobody asked for it by name: it is made, and says that it is not kept.
+        let background = request.background == Some(true);
         let is_wanted = request.store == Some(true) || background || request.conversation.is_some();
         if is_wanted {
             return Err(problem);
         }
         request.store = Some(false);
     }
-    let number = number(&shelf.http);
     let before = before(shelf, &request, last).await?;
-    let input = input(shelf, request.input.take(), &number, &before).await?;
+    let input = input(shelf, request.input.take(), number, &before).await?;
     let items = before.iter().chain(&input).cloned().collect();
     let plan = request.plan(items, format!("resp_{number}"), shelf.http.unix_s())?;
-    if background {
-        return Ok((background::begin(shelf, caller, plan, input).await?, before));
-    }
-    let Plan { submit, response, names, carry } = plan;
-    let keeper = Keeper { shelf: shelf.clone(), input, job: None, kept: None };
-    if is_silent {
-        return Ok((Live::silent(Scribe::new(response, names, carry), keeper), before));
-    }
-    let turn = Turn::begin(&shelf.http, caller, submit).await?;
-    Ok((Live::new(turn, Scribe::new(response, names, carry), keeper), before))
+    Ok(Prepared { plan, input, before })
+}
+
+/// Submits a response's job; what is wrong with it is told in the words of its request.
+async fn turn(http: &Http, caller: &Caller, submit: Submit) -> Result<Turn, Problem> {
+    Turn::begin(http, caller, submit).await.map_err(|problem| problem.renamed("logprobs", "top_logprobs"))
 }
 
 /// All that was said before.

@@ -3,9 +3,10 @@
 use super::common::http::{HttpAnswer, ask, get, post, post_form};
 use super::common::{Daemon, MODEL, wait_for};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 const CHAT: &str = "/v1/chat/completions";
+const RESPONSES: &str = "/v1/responses";
 
 fn upload(daemon: &Daemon, text: &[u8]) -> Value {
     let form = [("purpose", None, &b"batch"[..]), ("file", Some("requests.jsonl"), text)];
@@ -26,13 +27,21 @@ fn body(number: usize, tokens: usize) -> Value {
 }
 
 fn line(number: usize, body: &Value) -> String {
-    json!({"custom_id": format!("n{number}"), "method": "POST", "url": CHAT, "body": body}).to_string() + "\n"
+    line_to(CHAT, number, body)
+}
+
+fn line_to(url: &str, number: usize, body: &Value) -> String {
+    json!({"custom_id": format!("n{number}"), "method": "POST", "url": url, "body": body}).to_string() + "\n"
 }
 
 fn begin(daemon: &Daemon, lines: &str) -> String {
+    begin_at(CHAT, daemon, lines)
+}
+
+fn begin_at(endpoint: &str, daemon: &Daemon, lines: &str) -> String {
     let file = upload(daemon, lines.as_bytes())["id"].clone();
     let request = json!({
-        "input_file_id": file, "endpoint": CHAT, "completion_window": "24h", "metadata": {"a": "b"},
+        "input_file_id": file, "endpoint": endpoint, "completion_window": "24h", "metadata": {"a": "b"},
     });
     let batch = post(&daemon.http_socket(), "/v1/batches", request.to_string());
     assert_eq!(batch.status, 200, "{}", batch.body);
@@ -134,13 +143,8 @@ fn a_batch_gives_the_answers_of_single_requests() {
 fn a_batch_embeds() {
     let daemon = Daemon::start();
     let request = |number: usize| json!({"model": MODEL, "input": format!("text {number}")});
-    let lines: String =
-        (0..5).map(|number| line(number, &request(number)).replace(CHAT, "/v1/embeddings")).collect();
-    let file = upload(&daemon, lines.as_bytes())["id"].clone();
-    let ask =
-        json!({"input_file_id": file, "endpoint": "/v1/embeddings", "completion_window": "24h"}).to_string();
-    let begun = post(&daemon.http_socket(), "/v1/batches", ask).json();
-    let batch = ended(&daemon, begun["id"].as_str().expect("an id"));
+    let lines: String = (0..5).map(|number| line_to("/v1/embeddings", number, &request(number))).collect();
+    let batch = ended(&daemon, &begin_at("/v1/embeddings", &daemon, &lines));
     assert_eq!(batch["request_counts"], json!({"total": 5, "completed": 5, "failed": 0}), "{batch}");
     let alone = post(&daemon.http_socket(), "/v1/embeddings", request(3).to_string()).json();
     assert!(results(&daemon, &batch["output_file_id"])["n3"]["body"] == alone, "another embedding");
@@ -193,6 +197,75 @@ fn a_batch_outlives_the_daemon() {
         let alone = post(&daemon.http_socket(), CHAT, body(number, 24).to_string()).json();
         assert_eq!(text_of(&answers[&format!("n{number}")]["body"]), text_of(&alone));
     }
+}
+
+#[test]
+fn responses_of_a_batch_are_made_and_kept_once_over_restarts() {
+    let mut daemon = Daemon::start();
+    let conversation = post(&daemon.http_socket(), "/v1/conversations", "{}").json()["id"].clone();
+    let request = |number: usize, more: Value| {
+        let input = format!("Tell me about the number {number}.");
+        let mut body = json!({"model": MODEL, "input": input, "max_output_tokens": 24, "temperature": 0});
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        body
+    };
+    let mut lines = vec![
+        request(0, json!({ "conversation": conversation })),
+        request(1, json!({"model": "none"})),
+        request(2, json!({"stream": true})),
+        request(3, json!({"background": true})),
+        request(4, json!({"top_p": 2})),
+    ];
+    lines.extend((5..36).map(|number| request(number, json!({"store": number % 2 == 0}))));
+    let numbered = lines.iter().enumerate();
+    let text: String = numbered.map(|(number, body)| line_to(RESPONSES, number, body)).collect();
+    let id = begin_at(RESPONSES, &daemon, &text);
+    let completed =
+        |daemon: &Daemon| batch(daemon, &id)["request_counts"]["completed"].as_u64().expect("a number");
+    wait_for("a part of the batch", || (completed(&daemon) >= 8).then_some(()));
+    daemon.kill();
+    daemon.start_again();
+    wait_for("more of the batch", || (completed(&daemon) >= 18).then_some(()));
+    daemon.terminate();
+    daemon.start_again();
+    let ended = ended(&daemon, &id);
+    assert_eq!(ended["request_counts"], json!({"total": 36, "completed": 32, "failed": 4}), "{ended}");
+
+    let bad = results(&daemon, &ended["error_file_id"]);
+    for (name, status, param) in
+        [("n1", 404, "model"), ("n2", 400, "stream"), ("n3", 400, "background"), ("n4", 400, "top_p")]
+    {
+        let found = (&bad[name]["status_code"], &bad[name]["body"]["error"]["param"]);
+        assert_eq!(found, (&json!(status), &json!(param)), "{name}");
+    }
+    let good = results(&daemon, &ended["output_file_id"]);
+    assert_eq!(good.len(), 32);
+    let mut names = BTreeSet::new();
+    for (number, body) in lines.iter().enumerate().filter(|(number, _)| !(1..5).contains(number)) {
+        let response = &good[&format!("n{number}")]["body"];
+        assert_eq!((&response["object"], &response["background"]), (&json!("response"), &json!(false)));
+        let name = response["id"].as_str().expect("an id");
+        // The line's own, so that one that is asked again is no other response.
+        assert_eq!(name, format!("resp_{}b{}", id.trim_start_matches("batch_"), number + 1));
+        assert!(names.insert(name), "{name} twice");
+        let kept = read(&daemon, &format!("{RESPONSES}/{name}"));
+        if body["store"] == false {
+            assert_eq!(kept.status, 404, "{}", kept.body);
+        } else {
+            assert_eq!(kept.json(), *response);
+        }
+    }
+    let alone = post(&daemon.http_socket(), RESPONSES, lines[7].to_string()).json();
+    let text = |response: &Value| response["output"][0]["content"][0]["text"].clone();
+    assert_eq!((text(&good["n7"]["body"]), &good["n7"]["body"]["status"]), (text(&alone), &alone["status"]));
+    let goes_on = json!({"model": MODEL, "input": "More.", "previous_response_id": good["n6"]["body"]["id"]});
+    assert_eq!(post(&daemon.http_socket(), RESPONSES, goes_on.to_string()).status, 200);
+    let items = format!("/v1/conversations/{}/items", conversation.as_str().expect("an id"));
+    assert_eq!(read(&daemon, &items).json()["data"].as_array().map(Vec::len), Some(2));
+    // One job a line, whatever ended in between.
+    let jobs = read(&daemon, &format!("/zllm/v1/batches/{id}/jobs")).json()["jobs"].clone();
+    let jobs = jobs.as_array().expect("jobs");
+    assert!(jobs.len() == 32 && jobs.iter().all(|job| job["state"] == "done"), "{jobs:?}");
 }
 
 #[test]

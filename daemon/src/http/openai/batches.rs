@@ -40,7 +40,7 @@ impl Batches {
 #[schemars(rename = "BatchRequest")]
 pub(super) struct Request {
     input_file_id: String,
-    /// `/v1/chat/completions`, `/v1/completions` or `/v1/embeddings`.
+    /// `/v1/chat/completions`, `/v1/completions`, `/v1/embeddings` or `/v1/responses`.
     endpoint: String,
     /// `24h`.
     completion_window: String,

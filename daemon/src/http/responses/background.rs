@@ -30,7 +30,7 @@ pub(super) async fn begin(
 ) -> Result<Live, Problem> {
     let Plan { mut submit, response, names, carry } = plan;
     submit.key = IdempotencyKey::new(response.id.as_str()).ok();
-    let turn = Turn::begin(&shelf.http, caller, submit).await?;
+    let turn = super::turn(&shelf.http, caller, submit).await?;
     let job = Job { id: turn.job().clone(), speech: turn.speech(), carry };
     let record = Record { response: response.clone(), input: input.clone(), job: Some(job.clone()) };
     if let Err(problem) = shelf.keep(&record, true, Vec::new()).await {

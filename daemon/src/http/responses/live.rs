@@ -157,12 +157,14 @@ impl Keeper {
         if response.status == Status::Completed {
             response.completed_at = Some(self.shelf.http.unix_s());
         }
-        let is_answer = matches!(response.status, Status::Completed | Status::Incomplete);
         if !response.store && response.conversation.is_none() {
             return;
         }
-        let said =
-            if is_answer { self.input.iter().chain(&response.output).cloned().collect() } else { vec![] };
+        let said = if response.status.is_answer() {
+            self.input.iter().chain(&response.output).cloned().collect()
+        } else {
+            vec![]
+        };
         let said = own_ids(said, &response.id);
         let record = Record { response: response.clone(), input: self.input.clone(), job: self.job.clone() };
         if let Err(problem) = self.shelf.keep(&record, self.job.is_none(), said).await {

@@ -71,6 +71,11 @@ impl Status {
     pub(super) fn is_over(self) -> bool {
         !matches!(self, Self::Queued | Self::InProgress)
     }
+
+    /// Whether it can be gone on from.
+    pub(super) fn is_answer(self) -> bool {
+        matches!(self, Self::Completed | Self::Incomplete)
+    }
 }
 
 /// Why it failed.

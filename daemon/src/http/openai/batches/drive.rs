@@ -11,6 +11,7 @@ use crate::http::Http;
 use crate::http::caller::Caller;
 use crate::http::dialect::Dialect;
 use crate::http::problem::{Kind, Problem};
+use crate::http::responses;
 use crate::limits::{
     BATCH_IN_FLIGHT, BATCH_RETRY, BATCH_SEGMENT_BYTES, BATCH_SEGMENT_TIME, MAX_BATCH_ERRORS, MAX_LABEL_BYTES,
 };
@@ -321,12 +322,17 @@ async fn answer(
         submit.key = IdempotencyKey::new(format!("{batch}:{number}")).ok();
         submit.label = Some(label(&line.custom_id));
     };
-    let body = line.body.to_string();
+    let (body, batch_number) = (line.body.to_string(), batch.trim_start_matches("batch_"));
+    // Longer than the number of any response that is not a batch's.
+    let response_number = format!("{batch_number}b{number}");
     let answered = loop {
         let answered = match path {
             Endpoint::Chat => chat::answer(http, caller, body.as_bytes(), own).await,
             Endpoint::Completions => completions::answer(http, caller, body.as_bytes(), own).await,
             Endpoint::Embeddings => embeddings::answer(http, caller, body.as_bytes()).await,
+            Endpoint::Responses => {
+                responses::answer(http, caller, &response_number, body.as_bytes(), own).await
+            }
         };
         match answered {
             Err(Problem { kind: Kind::Busy { retry_after }, .. }) => tokio::time::sleep(retry_after).await,
@@ -339,7 +345,7 @@ async fn answer(
         Ok(body) => (true, 200, body),
         Err(problem) => (false, problem.status().as_u16(), Dialect::OpenAi.error(&problem).to_string()),
     };
-    let id = format!("batch_req_{}_{number}", batch.trim_start_matches("batch_"));
+    let id = format!("batch_req_{batch_number}_{number}");
     let (custom_id, request_id) = (Value::from(line.custom_id), http.fresh_id("req_"));
     // The body as it would be alone, to the last digit.
     let told = format!(

@@ -13,6 +13,7 @@ pub(super) enum Endpoint {
     Chat,
     Completions,
     Embeddings,
+    Responses,
 }
 
 /// The one of this path.
@@ -24,8 +25,10 @@ pub(super) fn endpoint(path: &str) -> Result<Endpoint, Problem> {
         "/v1/chat/completions" => Ok(Endpoint::Chat),
         "/v1/completions" => Ok(Endpoint::Completions),
         "/v1/embeddings" => Ok(Endpoint::Embeddings),
+        "/v1/responses" => Ok(Endpoint::Responses),
         _ => {
-            let served = "\"/v1/chat/completions\", \"/v1/completions\" and \"/v1/embeddings\" are";
+            let served =
+                "\"/v1/chat/completions\", \"/v1/completions\", \"/v1/embeddings\" and \"/v1/responses\" are";
             Err(Problem::of("endpoint", format!("endpoint is not served in batches; {served}")))
         }
     }
