@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::units::{self, Align, Table};
 use crate::{clock, output, words};
 use serde_json::json;
-use zllm_wire::{Answer, KeyInfo, Op};
+use zllm_wire::{Answer, KeyInfo, KeyName, Op};
 
 /// `keys`.
 pub(crate) fn keys(context: &Context, command: KeysCommand) -> Result<(), Failure> {
@@ -17,12 +17,27 @@ pub(crate) fn keys(context: &Context, command: KeysCommand) -> Result<(), Failur
             Answer::Keys(keys) => list(&keys),
             other => Err(unexpected(&other)),
         },
-        KeysCommand::Revoke { name } => match context.ask(Op::RevokeKey { name: name.clone() })? {
-            Answer::Done if context.json => output::print_json(&json!({ "revoked": name })),
-            Answer::Done => output::print(&format!("{name} revoked\n")),
-            other => Err(unexpected(&other)),
-        },
+        KeysCommand::Revoke { name } => revoke(context, &name),
     }
+}
+
+/// What it means that there is no key: not that nobody is answered.
+const NO_KEYS: &str =
+    "no keys: over TCP every program on this machine may do everything without one, and nobody else anything";
+
+fn revoke(context: &Context, name: &KeyName) -> Result<(), Failure> {
+    let mut connection = context.connect()?;
+    match connection.ask(Op::RevokeKey { name: name.clone() })? {
+        Answer::Done if context.json => output::print_json(&json!({ "revoked": name }))?,
+        Answer::Done => output::print(&format!("{name} revoked\n"))?,
+        other => return Err(unexpected(&other)),
+    }
+    match connection.ask(Op::Keys)? {
+        Answer::Keys(keys) if keys.is_empty() => eprintln!("that was the last one; {NO_KEYS}"),
+        Answer::Keys(_) => {}
+        other => return Err(unexpected(&other)),
+    }
+    Ok(())
 }
 
 /// Prints the key alone to stdout, so that it can go where it is used.
@@ -46,7 +61,7 @@ fn add(context: &Context, args: AddKeyArgs) -> Result<(), Failure> {
 
 fn list(keys: &[KeyInfo]) -> Result<(), Failure> {
     if keys.is_empty() {
-        eprintln!("no keys: over TCP only this machine is answered");
+        eprintln!("{NO_KEYS}");
         return Ok(());
     }
     let now = clock::unix_seconds();

@@ -54,10 +54,25 @@ laptop  laptop  interactive  no         any   now
     assert_eq!((none.stdout.as_str(), none.stderr.contains("no keys")), ("", true));
 
     let revoke = || Op::RevokeKey { name: settings().name };
-    let ran = Daemon::answering(revoke(), Answer::Done).run(&["keys", "revoke", "laptop"]);
-    assert_eq!(ran.stdout, "laptop revoked\n");
-    let ran = Daemon::answering(revoke(), Answer::Done).run(&["keys", "revoke", "laptop", "--json"]);
-    assert_eq!(ran.stdout, "{\"revoked\":\"laptop\"}\n");
+    let revoking = |left: Answer| {
+        Daemon::once(move |mut peer| {
+            peer.welcome();
+            for (op, answer) in [(revoke(), Answer::Done), (Op::Keys, left)] {
+                let id = peer.expect(op);
+                peer.reply(id, answer);
+            }
+            assert!(peer.client_leaves());
+        })
+    };
+    let ran = revoking(keys()).run(&["keys", "revoke", "laptop"]);
+    assert_eq!(
+        ran,
+        Ran { code: Some(0), stdout: "laptop revoked\n".into(), stderr: String::new() },
+        "others are left"
+    );
+    let last = revoking(Answer::Keys(vec![])).run(&["keys", "revoke", "laptop", "--json"]);
+    assert_eq!(last.stdout, "{\"revoked\":\"laptop\"}\n");
+    assert!(last.stderr.contains("last one") && last.stderr.contains("without one"), "{}", last.stderr);
     let gone = Answer::Error(Fault { code: ErrorCode::NotFound, message: "there is no key laptop".into() });
     let ran = Daemon::answering(revoke(), gone).run(&["keys", "revoke", "laptop"]);
     assert_eq!((ran.code, ran.stderr.as_str()), (Some(1), "zllmctl: there is no key laptop\n"));

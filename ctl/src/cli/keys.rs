@@ -11,7 +11,7 @@ pub(crate) enum KeysCommand {
     Add(AddKeyArgs),
     /// List the keys by their names
     List,
-    /// Let a key be none any more
+    /// Let a key be none any more; without any, programs on this machine need none
     Revoke {
         /// The key's name
         name: KeyName,
