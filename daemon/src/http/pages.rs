@@ -6,6 +6,8 @@ use super::router::{Operation, Router};
 use crate::{kv_store, scheduler};
 use actix_web::http::header::ContentType;
 use actix_web::{HttpResponse, web};
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::sync::atomic::Ordering;
 
 /// Where they are.
@@ -13,8 +15,15 @@ pub(super) fn routes(router: &mut Router) {
     let text = "text/plain";
     router.get("/", web::to(name), Operation::new("Say who answers").gives_type(text));
     router.get("/metrics", web::to(metrics), Operation::new("Tell Prometheus").gives_type(text));
-    router.get("/health", web::to(health), Operation::new("Say that the process answers").gives_type(text));
-    router.get("/ready", web::to(ready), Operation::new("Say whether it can serve").gives_type(text));
+    router.get("/health", web::to(health), Operation::new("Say that the process answers").gives::<Well>());
+    router.get("/ready", web::to(ready), Operation::new("Say whether it can serve").gives::<Well>());
+}
+
+/// All is well, as llama-server says it.
+#[derive(Debug, Serialize, JsonSchema)]
+struct Well {
+    /// `ok`.
+    status: &'static str,
 }
 
 /// What clients that only look whether somebody is there are told.
@@ -36,15 +45,16 @@ async fn metrics(http: web::Data<Http>) -> Result<HttpResponse, Problem> {
 }
 
 /// The process answers.
-async fn health() -> HttpResponse {
-    HttpResponse::Ok().content_type(ContentType::plaintext()).body("ok\n")
+async fn health() -> web::Json<Well> {
+    web::Json(Well { status: "ok" })
 }
 
 /// A request can be served.
-async fn ready(http: web::Data<Http>) -> Result<HttpResponse, Problem> {
+async fn ready(http: web::Data<Http>) -> Result<web::Json<Well>, Problem> {
     if http.ready.load(Ordering::Relaxed) {
-        Ok(HttpResponse::Ok().content_type(ContentType::plaintext()).body("ready\n"))
+        Ok(web::Json(Well { status: "ok" }))
     } else {
-        Err(Problem::new(Kind::Unavailable, "not ready"))
+        let message = "not ready: the daemon loads its first models, or is about to stop";
+        Err(Problem::new(Kind::Unavailable, message))
     }
 }

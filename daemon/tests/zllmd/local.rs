@@ -1,7 +1,7 @@
 //! What llama-server's clients know: tokens there and back, the prompt of a conversation, settings, who is answered.
 
 use super::common::http::{HttpAnswer, get, post, send};
-use super::common::{Daemon, MODEL, wait_for};
+use super::common::{Daemon, MODEL, greedy, wait_for};
 use serde_json::{Value, json};
 use zllm_wire::{Answer, Op};
 
@@ -118,6 +118,64 @@ fn settings_and_places_are_told() {
     assert!(slot["id_task"].as_str().expect("a job").starts_with("j-"));
     drop(open);
     wait_for("free slots", || slots().iter().all(|slot| slot["is_processing"] == false).then_some(()));
+}
+
+/// Whether a value is what a schema of this document says, with no field more.
+fn fits(document: &Value, schema: &Value, value: &Value) -> bool {
+    if let Some(name) = schema["$ref"].as_str() {
+        let target = document.pointer(name.trim_start_matches('#')).expect("a schema of that name");
+        return fits(document, target, value);
+    }
+    let kind = match value {
+        Value::Object(_) => "object",
+        Value::String(_) => "string",
+        Value::Null => "null",
+        other => panic!("no {other} is expected"),
+    };
+    let kinds = schema["type"].as_array().cloned().unwrap_or_else(|| vec![schema["type"].clone()]);
+    let Value::Object(fields) = value else { return kinds.contains(&json!(kind)) };
+    let required = schema["required"].as_array().into_iter().flatten();
+    let mut required = required.map(|name| name.as_str().expect("a name"));
+    kinds.contains(&json!(kind))
+        && required.all(|name| fields.contains_key(name))
+        && fields.iter().all(|(name, value)| {
+            schema["properties"].get(name).is_some_and(|schema| fits(document, schema, value))
+        })
+}
+
+#[test]
+fn health_and_readiness_are_told_as_they_are_described() {
+    let mut daemon = Daemon::start();
+    let ask = |path: &str| get(&daemon.http_socket(), path).expect("an answer");
+    let document = ask("/openapi.json").json();
+    let described = |path: &str, answer: &HttpAnswer| {
+        let answers = &document["paths"][path]["get"]["responses"];
+        let told = answers.get(answer.status.to_string()).unwrap_or(&answers["default"]);
+        let media = answer.header("content-type").expect("a media type");
+        let schema = &told["content"][media]["schema"];
+        assert!(fits(&document, schema, &answer.json()), "{path}: {} is not {schema}", answer.body);
+        assert!(!fits(&document, schema, &json!({"status": "ok", "more": null})), "{schema} takes anything");
+    };
+    for path in ["/health", "/ready"] {
+        let answer = ask(path);
+        assert_eq!((answer.status, answer.json()), (200, json!({"status": "ok"})), "{path}");
+        described(path, &answer);
+    }
+    let mut client = daemon.connect();
+    let (endless, _) = client.submit(greedy("Once", 1500));
+    client.first_text(endless);
+    daemon.signal("TERM");
+    let refused = wait_for("the drain", || Some(ask("/ready")).filter(|answer| answer.status != 200));
+    let error = &refused.json()["error"];
+    assert_eq!(
+        (refused.status, &error["code"], &error["type"]),
+        (503, &json!("unavailable"), &json!("server_error"))
+    );
+    described("/ready", &refused);
+    let alive = ask("/health");
+    assert_eq!(alive.status, 200);
+    described("/health", &alive);
+    daemon.kill();
 }
 
 #[test]
