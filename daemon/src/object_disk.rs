@@ -122,8 +122,7 @@ impl ObjectDisk {
         let command = make(reply);
         let asked = async {
             self.commands.send(command).await.map_err(|_| failed("the object disk's thread has ended"))?;
-            let answer = answer.await.map_err(|_| failed("the object disk's thread has ended"))?;
-            answer
+            answer.await.map_err(|_| failed("the object disk's thread has ended"))?
         };
         tokio::time::timeout(OBJECT_TIMEOUT, asked).await.unwrap_or_else(|_| {
             let seconds = OBJECT_TIMEOUT.as_secs();
