@@ -1,6 +1,7 @@
 //! The whole daemon in one process, on the simulated device: what a real device cannot be made to do at will.
 
 mod embeddings;
+mod http;
 
 use super::*;
 use crate::config::{Cli, LoadWhen, ModelSettings};
@@ -60,12 +61,16 @@ fn run_on<F: Future<Output = ()>>(
         let devices = devices.into_iter().map(|device| Box::new(device) as _).collect();
         let daemon = run(config, bound, devices, Clock::start());
         let mut daemon = std::pin::pin!(daemon);
+        // The daemon goes on until it has heard that it is to stop: it may still be starting when a short test is over.
+        let test = async {
+            test(socket.clone()).await;
+            let mut client = Client::connect(&socket).await;
+            assert_eq!(client.ask(Op::Stop { drain: true }).await, [Answer::Done]);
+        };
         tokio::select! {
             ended = &mut daemon => return ended,
-            () = test(socket.clone()) => {}
+            () = test => {}
         }
-        let mut client = Client::connect(&socket).await;
-        assert_eq!(client.ask(Op::Stop { drain: true }).await, [Answer::Done]);
         daemon.await
     })
 }

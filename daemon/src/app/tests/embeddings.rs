@@ -1,39 +1,13 @@
 //! Embeddings over HTTP beside answers, on simulated devices whose vectors show every lost or doubled row.
 
+use super::http::with_http;
 use super::*;
 use crate::device::fake::{FAKE_CONTEXT, expected_embedding};
 use serde_json::{Value, json};
 
-/// A daemon with HTTP on a Unix socket, which the test gets beside the other one.
-fn with_http<F: Future<Output = ()>>(
-    change: impl FnOnce(&mut Config) -> Vec<FakeDevice>,
-    test: impl FnOnce(std::path::PathBuf, std::path::PathBuf) -> F,
-) {
-    let folder = tempfile::tempdir().expect("scratch folder");
-    let mut config = config(folder.path(), "5");
-    let http = folder.path().join("h");
-    config.http.socket = Some(http.clone());
-    let devices = change(&mut config);
-    let ended = run_on(config, devices, |socket| test(socket, http));
-    assert_eq!(ended.expect("a good end"), Ended::Orderly);
-}
-
-/// Status and body.
 async fn post(socket: &Path, body: Value) -> (u16, Value) {
-    let mut stream = UnixStream::connect(socket).await.expect("it listens");
-    stream.write_all(&request(body)).await.expect("it reads");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.expect("text");
-    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
-    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
-    (status.expect("a status"), serde_json::from_str(body).expect("JSON"))
-}
-
-fn request(body: Value) -> Vec<u8> {
-    let body = body.to_string();
-    let length = body.len();
-    format!("POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}")
-        .into_bytes()
+    let answer = http::ask(socket, "POST", "/v1/embeddings", body).await;
+    (answer.status, answer.json())
 }
 
 fn vectors(answer: &(u16, Value)) -> Vec<Vec<f32>> {
@@ -88,12 +62,29 @@ fn a_text_may_fill_the_context_and_not_more() {
 }
 
 #[test]
+fn a_list_goes_through_a_queue_that_is_shorter() {
+    let short = |config: &mut Config| {
+        config.core.running_jobs = 1;
+        config.core.queue.jobs = 1;
+        vec![FakeDevice::default()]
+    };
+    with_http(short, |_, http| async move {
+        let texts: Vec<String> = (0..30).map(|i| format!("{} {i}", "x".repeat(i * 3))).collect();
+        let expected: Vec<_> = texts.iter().map(|text| expected_embedding(text)).collect();
+        let answer = post(&http, json!({"model": "m", "input": texts}));
+        let answer = tokio::time::timeout(Duration::from_secs(30), answer).await.expect("an answer");
+        assert_eq!(vectors(&answer), expected);
+    });
+}
+
+#[test]
 fn who_leaves_takes_a_list_along() {
     let slow = |_: &mut Config| vec![FakeDevice::slow(std::time::Duration::from_millis(3))];
     with_http(slow, |socket, http| async move {
         let texts: Vec<String> = (0..400).map(|i| format!("{} {i}", "x".repeat(300))).collect();
         let mut stream = UnixStream::connect(&http).await.expect("it listens");
-        stream.write_all(&request(json!({"model": "m", "input": texts}))).await.expect("it reads");
+        let request = http::request("POST", "/v1/embeddings", json!({"model": "m", "input": texts}));
+        stream.write_all(&request).await.expect("it reads");
         let mut client = Client::connect(&socket).await;
         let mut jobs = async |wanted: fn(u32, u64) -> bool| {
             for _ in 0..2000 {
