@@ -185,6 +185,12 @@ pub(crate) const KEY_BUSY_RETRY: Duration = Duration::from_secs(1);
 pub(crate) const CORS_MAX_AGE_S: usize = 600;
 /// Bytes of a request's body.
 pub(crate) const HTTP_BODY_BYTES: usize = 16 << 20;
+/// Bytes of the bodies of all requests that are on their way in, or being taken apart.
+pub(crate) const HTTP_BODIES_BYTES: usize = 512 << 20;
+/// Bytes of a body that is taken apart on the thread that serves all connections: some milliseconds.
+pub(crate) const PARSED_AT_ONCE_BYTES: usize = 256 << 10;
+/// Larger ones that are taken apart elsewhere at one time.
+pub(crate) const PARSING_BODIES: usize = 2;
 /// A stream in which nothing happens says that it is alive, so often.
 pub(crate) const STREAM_PING: Duration = Duration::from_secs(15);
 /// How often a response in the background is tried again whose job cannot be read now.

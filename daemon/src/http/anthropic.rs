@@ -63,7 +63,7 @@ struct Count {
 }
 
 async fn count_tokens(http: web::Data<Http>, payload: web::Payload) -> Result<HttpResponse, Problem> {
-    let asked: Asked = body::parse(&body::read(payload).await?)?;
+    let asked: Asked = body::one(payload).await?;
     asked.marks()?;
     all_models::known(&http, asked.model())?;
     let input_tokens = http.services.count_tokens(asked.model(), asked.prompt()?).await? as u64;

@@ -88,7 +88,7 @@ impl From<Vec<u8>> for PieceText {
 }
 
 async fn tokenize(http: web::Data<Http>, payload: web::Payload) -> Result<HttpResponse, Problem> {
-    let request: Tokenize = body::parse(&body::read(payload).await?)?;
+    let request: Tokenize = body::one(payload).await?;
     let model = models::meant(&http, request.model).await?;
     let (parse_special, add_bos) = (request.parse_special.unwrap_or(true), request.add_special == Some(true));
     let ids = http.services.tokenize(&model, request.content, parse_special, add_bos).await?;
@@ -115,7 +115,7 @@ struct Content {
 }
 
 async fn detokenize(http: web::Data<Http>, payload: web::Payload) -> Result<HttpResponse, Problem> {
-    let request: Detokenize = body::parse(&body::read(payload).await?)?;
+    let request: Detokenize = body::one(payload).await?;
     let model = models::meant(&http, request.model).await?;
     let (_, pieces) =
         http.services.pieces(&model, request.tokens).await.map_err(|fault| match fault.code {
@@ -145,7 +145,7 @@ struct Prompt {
 }
 
 async fn apply_template(http: web::Data<Http>, payload: web::Payload) -> Result<HttpResponse, Problem> {
-    let request: ApplyTemplate = body::parse(&body::read(payload).await?)?;
+    let request: ApplyTemplate = body::one(payload).await?;
     let model = models::meant(&http, request.model).await?;
     let conversation = Conversation {
         messages: ChatMessage::neutral(request.messages)?,

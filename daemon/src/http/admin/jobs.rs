@@ -141,7 +141,7 @@ async fn submit(
     caller: Caller,
     payload: web::Payload,
 ) -> Result<Json<Accepted>, Problem> {
-    let new: NewJob = body::parse(&body::read(payload).await?)?;
+    let new: NewJob = body::one(payload).await?;
     known(&http, &new.model)?;
     let mut request = Submit::new(new.model, new.prompt.into(), new.params);
     request.class = new.class;
@@ -198,7 +198,7 @@ struct NewClass {
 }
 
 async fn set_class(http: web::Data<Http>, job: Job, payload: web::Payload) -> Result<Json<Done>, Problem> {
-    let NewClass { class } = body::parse(&body::read(payload).await?)?;
+    let NewClass { class } = body::one(payload).await?;
     http.services.change_job(SetClass { job: job.into_inner(), class }).await?;
     Ok(Json(Done {}))
 }

@@ -72,7 +72,7 @@ async fn fork(
     whose: Query,
     payload: web::Payload,
 ) -> Result<Json<SessionDetail>, Problem> {
-    let Fork { to, tokens } = body::parse(&body::read(payload).await?)?;
+    let Fork { to, tokens } = body::one(payload).await?;
     Ok(Json(http.services.fork(named(id, whose), to, tokens).await?))
 }
 
@@ -99,7 +99,7 @@ async fn ttl(
     whose: Query,
     payload: web::Payload,
 ) -> Result<Json<Done>, Problem> {
-    let Ttl { ttl_ms } = body::parse(&body::read(payload).await?)?;
+    let Ttl { ttl_ms } = body::one(payload).await?;
     http.services.set_ttl(&named(id, whose), ttl_ms).await?;
     Ok(Json(Done {}))
 }
@@ -125,7 +125,7 @@ struct Evict {
 }
 
 async fn evict(http: web::Data<Http>, payload: web::Payload) -> Result<Json<Evicted>, Problem> {
-    let Evict { session, tenant, idle_ms, all, tier } = body::parse(&body::read(payload).await?)?;
+    let Evict { session, tenant, idle_ms, all, tier } = body::one(payload).await?;
     let target = match (session, idle_ms, all.unwrap_or(false)) {
         (Some(id), None, false) => EvictTarget::Session(SessionRef { tenant, id }),
         _ if tenant.is_some() => return Err(Problem::of("tenant", "tenant has no effect without session")),

@@ -47,7 +47,7 @@ pub(super) async fn create(
     caller: Caller,
     payload: web::Payload,
 ) -> Result<Json<Answer>, Problem> {
-    let request: Request = body::parse(&body::read(payload).await?)?;
+    let request: Request = body::one(payload).await?;
     let texts = match request.input {
         Input::One(text) if text.is_empty() => Vec::new(),
         Input::One(text) => vec![text],
@@ -93,7 +93,7 @@ pub(super) async fn create_one(
     caller: Caller,
     payload: web::Payload,
 ) -> Result<Json<Embedding>, Problem> {
-    let One { model, prompt } = body::parse(&body::read(payload).await?)?;
+    let One { model, prompt } = body::one(payload).await?;
     let model = find(&http, &model)?;
     if prompt.is_empty() {
         http.services.with_text(&model, |_| ()).await?;

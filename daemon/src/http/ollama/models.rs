@@ -184,7 +184,7 @@ struct Template {
 }
 
 pub(super) async fn show(http: web::Data<Http>, payload: web::Payload) -> Result<HttpResponse, Problem> {
-    let Show { model, name } = body::parse(&body::read(payload).await?)?;
+    let Show { model, name } = body::one(payload).await?;
     let name = model.or(name).ok_or_else(|| Problem::of("model", "model is missing"))?;
     let model = find(&http, &name)?;
     let services = &http.services;

@@ -73,7 +73,7 @@ pub(super) async fn create(
     caller: Caller,
     payload: web::Payload,
 ) -> Result<HttpResponse, Problem> {
-    let request: Request = body::parse(&body::read(payload).await?)?;
+    let request: Request = body::one(payload).await?;
     if request.completion_window != "24h" {
         return Err(Problem::of(
             "completion_window",

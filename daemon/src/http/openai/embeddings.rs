@@ -82,7 +82,7 @@ pub(super) async fn create(
     caller: Caller,
     payload: web::Payload,
 ) -> Result<HttpResponse, Problem> {
-    let request = body::parse(&body::read(payload).await?)?;
+    let request = body::one(payload).await?;
     Ok(HttpResponse::Ok().json(list(&http, &caller, request, Class::Interactive).await?))
 }
 
