@@ -87,7 +87,7 @@ pub struct Grant {
     pub cached: ByTier,
     /// The prefix ends inside a block: the content of one slot is to be copied before the lease's first step.
     pub copy: Option<Copy>,
-    /// The prompt leaves something that is kept after more than 256 tokens.
+    /// Where the prompt leaves something that is kept and goes on otherwise.
     pub near_miss: Option<NearMiss>,
 }
 

@@ -10,7 +10,7 @@ use index_twin::{Op, Twin};
 use proptest::prelude::*;
 use zllm_state::Tier;
 
-/// Texts that part in few places, inside blocks and at their ends, early and after more than 256 tokens; then a run of
+/// Texts that part in few places, inside blocks and at their ends, early and late; then a run of
 /// one symbol.
 fn content() -> impl Strategy<Value = Vec<u32>> {
     let length = prop::sample::select(vec![0usize, 1, 7, 63, 64, 65, 100, 128, 129, 190, 256, 257, 300, 330]);

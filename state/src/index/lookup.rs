@@ -12,7 +12,7 @@ use crate::key::{BLOCK_TOKENS, BlockKey};
 /// Where a prompt leaves what is kept: the place, and the tokens round it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NearMiss {
-    /// Leading tokens that agree; more than 256.
+    /// Leading tokens that agree; at least one.
     pub shared: usize,
     /// The last of those, at most 8.
     pub before: Vec<u32>,
@@ -22,8 +22,6 @@ pub struct NearMiss {
     pub asked: Vec<u32>,
 }
 
-/// A difference after fewer tokens is no miss: two prompts that merely begin alike.
-const NEAR_MISS_TOKENS: usize = 256;
 const TOKENS_BEFORE: usize = 8;
 const TOKENS_AFTER: usize = 16;
 
@@ -118,7 +116,8 @@ impl Index {
         let end = path.blocks.last().copied().unwrap_or(root);
         let in_block = path.partial.map_or(0, |(_, shared)| shared);
         let shared = path.blocks.len() * BLOCK_TOKENS + in_block;
-        if shared <= NEAR_MISS_TOKENS || shared == tokens.len() {
+        // However early: one other token in a system text costs all that comes behind it.
+        if shared == 0 || shared == tokens.len() {
             return None;
         }
         let first_child = |id: NodeId| self.nodes.first_after(self.nodes[id].child, &[], &kept_anywhere);
@@ -137,7 +136,7 @@ impl Index {
             next = first_child(id);
         }
         let asked = tokens[shared..].iter().take(TOKENS_AFTER).copied().collect();
-        let before = tokens[shared - TOKENS_BEFORE..shared].to_vec();
+        let before = tokens[shared.saturating_sub(TOKENS_BEFORE)..shared].to_vec();
         (!kept.is_empty()).then_some(NearMiss { shared, before, kept, asked })
     }
 }

@@ -26,7 +26,7 @@ pub enum ReadOutcome {
 pub enum CacheOutcome {
     /// All but the last token of the prompt.
     Whole,
-    /// More than 256 tokens were shared with something that goes on differently.
+    /// What is kept and shares the most with it goes on differently.
     Diverged {
         /// Tokens that both have.
         shared: u64,
