@@ -150,6 +150,10 @@ pub(crate) const MAX_LOGPROBS_PER_JOB: u64 = 512 << 10;
 pub(crate) const MAX_EMBEDDED_TEXTS: usize = 2048;
 /// How many of them are in the queue at one time.
 pub(crate) const EMBEDDED_AT_ONCE: usize = 8;
+/// How long the next text of a list that has begun waits for room in a queue that others have filled.
+pub(crate) const EMBEDDED_ROOM_WAIT: Duration = Duration::from_secs(60);
+/// How often it looks for it.
+pub(crate) const EMBEDDED_ROOM_PAUSE: Duration = Duration::from_millis(50);
 /// Requests with more than those at one time: the tokens of the others wait in memory.
 pub(crate) const MAX_EMBEDDED_LISTS: usize = 16;
 /// Longest label of a job, in bytes.

@@ -2,12 +2,15 @@
 //! tenants, classes and cancellation are those of all jobs.
 //!
 //! A request has a few of its texts in the queue at a time, in their order: a long list takes turns with what others ask.
-//! What of a list is not in the queue yet is counted nowhere there, so lists have a bound of their own.
+//! What of a list is not in the queue yet is counted nowhere there, so lists have a bound of their own. A list that has begun is
+//! not refused for what others did since: its next text waits a while for room.
 
 use super::submit::{arrive, load, off_the_loop, refuse};
 use super::{Services, fault};
 use crate::device::port::TextModel;
-use crate::limits::{EMBEDDED_AT_ONCE, MAX_EMBEDDED_LISTS, MAX_EMBEDDED_TEXTS};
+use crate::limits::{
+    EMBEDDED_AT_ONCE, EMBEDDED_ROOM_PAUSE, EMBEDDED_ROOM_WAIT, MAX_EMBEDDED_LISTS, MAX_EMBEDDED_TEXTS,
+};
 use crate::scheduler::core::ConnectionId;
 use crate::scheduler::log::JobLog;
 use crate::scheduler::plan::ModelName;
@@ -78,14 +81,22 @@ pub(crate) async fn embed(
     let mut vectors = Vec::with_capacity(prompts.len());
     let mut under_way: VecDeque<UnderWay> = VecDeque::with_capacity(EMBEDDED_AT_ONCE);
     for prompt in prompts {
+        let give_up = services.clock.time() + EMBEDDED_ROOM_WAIT;
         let begun = loop {
             if under_way.len() < EMBEDDED_AT_ONCE {
                 match asked.begin(prompt.clone(), services).await {
-                    // There is room again when one of our own is done.
                     Err(Fault { code: ErrorCode::Refused { .. }, .. }) if !under_way.is_empty() => {}
+                    // Nothing of it is in the queue: others have filled that since it began.
+                    Err(Fault { code: ErrorCode::Refused { .. }, .. })
+                        if !vectors.is_empty() && services.clock.time() < give_up =>
+                    {
+                        tokio::time::sleep(EMBEDDED_ROOM_PAUSE).await;
+                        continue;
+                    }
                     begun => break begun?,
                 }
             }
+            // There is room again when one of its own is done.
             let first = under_way.pop_front().expect("a full list, or one that is not empty");
             vectors.push(first.vector(dimensions).await?);
         };

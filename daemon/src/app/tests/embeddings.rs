@@ -78,6 +78,42 @@ fn a_list_goes_through_a_queue_that_is_shorter() {
 }
 
 #[test]
+fn a_list_that_has_begun_waits_for_room() {
+    let crowded = |config: &mut Config| {
+        config.core.running_jobs = 1;
+        config.core.queue.jobs = 1;
+        vec![FakeDevice::slow(Duration::from_millis(1))]
+    };
+    with_http(crowded, |socket, http| async move {
+        // Whatever place there is, one of the crowd has it.
+        let mut crowd = tokio::task::JoinSet::new();
+        for _ in 0..4 {
+            let mut client = Client::connect(&socket).await;
+            crowd.spawn_local(async move {
+                let mut done = 0;
+                for _ in 0..400 {
+                    let answers = client.ask(submit("m", "me too", 5)).await;
+                    done += u32::from(answers.len() > 1);
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                done
+            });
+        }
+        let texts: Vec<String> = (0..12).map(|i| format!("{} {i}", "x".repeat(20 + i))).collect();
+        let expected: Vec<_> = texts.iter().map(|text| expected_embedding(text)).collect();
+        // It has to find room for its first text by itself.
+        let answer = loop {
+            let answer = post(&http, json!({"model": "m", "input": texts})).await;
+            if answer.0 != 429 {
+                break answer;
+            }
+        };
+        assert_eq!(vectors(&answer), expected);
+        assert!(crowd.join_all().await.iter().sum::<u32>() > 0);
+    });
+}
+
+#[test]
 fn who_leaves_takes_a_list_along() {
     let slow = |_: &mut Config| vec![FakeDevice::slow(std::time::Duration::from_millis(3))];
     with_http(slow, |socket, http| async move {
