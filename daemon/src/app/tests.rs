@@ -2,6 +2,7 @@
 
 mod embeddings;
 mod http;
+mod states;
 
 use super::*;
 use crate::config::{Cli, LoadWhen, ModelSettings};

@@ -36,6 +36,8 @@ pub(crate) struct FakeDevice {
     poison: Option<u32>,
     /// How long each step takes.
     step_time: Duration,
+    /// How long each load takes.
+    load_time: Duration,
     /// The step with a token of this value panics.
     panics_at: Option<u32>,
     /// How many pieces are still to settle.
@@ -53,6 +55,7 @@ impl Default for FakeDevice {
             generations: HashMap::new(),
             poison: None,
             step_time: Duration::ZERO,
+            load_time: Duration::ZERO,
             panics_at: None,
             unsettled: Arc::default(),
         }
@@ -80,6 +83,11 @@ impl FakeDevice {
         Self { step_time, ..Self::default() }
     }
 
+    /// Each load takes this long.
+    pub(crate) fn loading_for(load_time: Duration) -> Self {
+        Self { load_time, ..Self::default() }
+    }
+
     /// There is something to settle, of which each piece takes a millisecond.
     pub(crate) fn unsettled(pieces: Arc<AtomicU32>) -> Self {
         Self { unsettled: pieces, ..Self::default() }
@@ -105,6 +113,7 @@ impl Device for FakeDevice {
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<LoadedStage, String> {
         progress(LoadProgress::START);
+        std::thread::sleep(self.load_time);
         if &**model == BROKEN_MODEL && stage.index + 1 == stage.of {
             return Err("this model is broken on purpose".into());
         }
@@ -114,7 +123,7 @@ impl Device for FakeDevice {
                 context_tokens: FAKE_CONTEXT,
                 width: 2,
                 pooling: Ok(Pooling::Mean),
-                has_template: false,
+                has_template: true,
                 fingerprint,
             }))
         };
@@ -288,7 +297,8 @@ impl TextModel for FakeText {
             Prompt::Text { text, .. } => Ok(text.bytes().map(u32::from).collect()),
             Prompt::Tokens(tokens) => Ok(tokens.0.clone()),
             Prompt::Continue { .. } => Err(invalid("the fake keeps no sessions")),
-            Prompt::Chat { .. } => Err(invalid("the fake has no template")),
+            // The messages as they are.
+            Prompt::Chat { messages_json, .. } => Ok(messages_json.bytes().map(u32::from).collect()),
         };
         Ok((tokens?, SpeechStyle::default()))
     }

@@ -51,10 +51,12 @@ async fn health() -> web::Json<Well> {
 
 /// A request can be served.
 async fn ready(http: web::Data<Http>) -> Result<web::Json<Well>, Problem> {
-    if http.ready.load(Ordering::Relaxed) {
-        Ok(web::Json(Well { status: "ok" }))
-    } else {
+    if !http.ready.load(Ordering::Relaxed) {
         let message = "not ready: the daemon loads its first models, or is about to stop";
-        Err(Problem::new(Kind::Unavailable, message))
+        return Err(Problem::new(Kind::Unavailable, message));
     }
+    if http.services.ask_scheduler(scheduler::Snapshot).await?.draining {
+        return Err(Problem::new(Kind::Unavailable, "not ready: somebody drains the daemon"));
+    }
+    Ok(web::Json(Well { status: "ok" }))
 }
