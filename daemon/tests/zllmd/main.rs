@@ -18,6 +18,7 @@ mod local;
 mod ollama;
 mod openai;
 mod operate;
+mod prefixes;
 mod requests;
 mod responses;
 mod safety;
