@@ -1,12 +1,16 @@
 //! Requests that break servers: what they hold at their edges, streams that are cut in bad places, and readers that leave.
 
-use super::common::http::{HttpAnswer, get, post, send, send_tcp};
-use super::common::{Builder, Daemon, MODEL, wait_for};
+use super::common::http::{HttpAnswer, get, post, read, send, send_tcp};
+use super::common::{Builder, Daemon, MODEL, now, wait_for};
 use serde_json::{Value, json};
+use std::io::BufReader;
 use std::net::TcpListener;
+use std::time::{Duration, Instant};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
+/// How soon 99 of 100 looks at the daemon are answered while it computes.
+const LOOKED_WITHIN: Duration = Duration::from_millis(100);
 
 fn ask(daemon: &Daemon, path: &str, mut body: Value, more: &Value) -> HttpAnswer {
     body["model"] = MODEL.into();
@@ -253,4 +257,43 @@ fn whoever_leaves_frees_a_place_at_once_wherever_the_request_is() {
         nothing_runs();
     }
     assert_eq!(get(&socket, "/health").expect("an answer").status, 200);
+}
+
+#[test]
+fn whoever_only_looks_is_answered_while_a_long_prompt_is_computed() {
+    let daemon = Builder::new().with(|settings| settings.kv_budget_bytes = 256 << 20).start();
+    let socket = daemon.http_socket();
+    let mut client = daemon.connect();
+    let prompt: Vec<u32> = (0..5000).map(|place| 100 + place * 7 % 4000).collect();
+    let body = json!({"model": MODEL, "prompt": prompt, "max_tokens": 1});
+    let mut long = send(&socket, "POST", COMPLETIONS, body.to_string().as_bytes()).expect("a connection");
+    wait_for("it to run", || (client.status().running_jobs == 1).then_some(()));
+    let mut times: Vec<Duration> = Vec::new();
+    let mut took = |began: Instant| times.push(now() - began);
+    let began = now();
+    loop {
+        let look = now();
+        let is_over = client.status().running_jobs == 0;
+        took(look);
+        for path in ["/zllm/v1/status", "/zllm/v1/queue", "/health"] {
+            let look = now();
+            assert_eq!(get(&socket, path).expect("an answer").status, 200, "{path}");
+            took(look);
+        }
+        if is_over {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(100).saturating_sub(now() - look));
+    }
+    let computed = now() - began;
+    let answer = read(&mut BufReader::new(&mut long)).expect("an answer").json();
+    assert_eq!(answer["usage"]["prompt_tokens"], 5000, "{answer}");
+    times.sort();
+    let at = |part: usize| times[(times.len() - 1) * part / 100];
+    println!("{} looks in {computed:?}: p50 {:?}, p99 {:?}, max {:?}", times.len(), at(50), at(99), at(100));
+    assert!(
+        computed > Duration::from_secs(2),
+        "the prompt was computed in {computed:?}, too soon to look at it"
+    );
+    assert!(at(99) < LOOKED_WITHIN, "p99 of the looks is {:?}", at(99));
 }
