@@ -1,6 +1,7 @@
 // Where the suites' daemon is, and what they do with it beside asking through a client.
 
 import assert from 'node:assert/strict';
+import { execFileSync } from 'node:child_process';
 import { once } from 'node:events';
 import { connect } from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -15,6 +16,25 @@ export async function restart() {
   const [said] = await once(connection, 'data');
   assert.equal(String(said), 'ready\n');
   connection.destroy();
+}
+
+/** What `zllmctl` prints; it finds the daemon by `ZLLM_SOCKET`. */
+const zllmctl = (...args) =>
+  execFileSync(process.env.ZLLM_CTL, args, { encoding: 'utf8', stdio: 'pipe', timeout: 60_000 });
+
+/** Keys with tenants of these names, for `use`. The daemon wants a key of everybody until they are taken back at the end. */
+export async function withKeys(names, use) {
+  const made = [];
+  try {
+    const keys = names.map((name) => {
+      const key = zllmctl('keys', 'add', name).trim();
+      made.push(name);
+      return key;
+    });
+    await use(keys);
+  } finally {
+    for (const name of made) zllmctl('keys', 'revoke', name);
+  }
 }
 
 /** The value of one of the daemon's metrics, with its labels as `/metrics` has them. */

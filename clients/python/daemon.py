@@ -1,7 +1,9 @@
 """Where the suites' daemon is, and what they do with it beside asking through a client."""
 
+import contextlib
 import os
 import socket
+import subprocess
 import time
 import urllib.request
 
@@ -14,6 +16,25 @@ def restart():
     host, port = os.environ["ZLLM_RESTART"].split(":")
     with socket.create_connection((host, int(port)), timeout=120) as connection:
         assert connection.recv(16) == b"ready\n", "the daemon did not come back"
+
+
+def zllmctl(*args):
+    """What `zllmctl` prints; it finds the daemon by `ZLLM_SOCKET`."""
+    ran = subprocess.run([os.environ["ZLLM_CTL"], *args], check=True, capture_output=True, text=True, timeout=60)
+    return ran.stdout
+
+
+@contextlib.contextmanager
+def keys(*names):
+    """Keys with tenants of these names. The daemon wants a key of everybody until they are taken back at the end."""
+    made = []
+    try:
+        for name in names:
+            made.append((name, zllmctl("keys", "add", name).strip()))
+        yield [key for _, key in made]
+    finally:
+        for name, _ in made:
+            zllmctl("keys", "revoke", name)
 
 
 def metric(name):

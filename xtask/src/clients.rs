@@ -46,6 +46,8 @@ pub(crate) fn run() -> Result<()> {
         suite.env("ZLLM_URL", format!("http://{address}"));
         suite.env("ZLLM_MODEL", MODEL);
         suite.env("ZLLM_RESTART", restarts.local_addr()?.to_string());
+        // For keys, which are made and taken back over the daemon's socket alone.
+        suite.env("ZLLM_CTL", &programs.zllmctl).env("ZLLM_SOCKET", daemon.socket());
         let ran = run_suite(&mut suite, || restart_if_asked(&restarts, &mut daemon))
             .with_context(|| format!("{name}; the last lines of zllmd's log:\n{}", daemon.log_tail()))?;
         counts.add(ran);
