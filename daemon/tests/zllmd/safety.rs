@@ -1,6 +1,8 @@
 //! Who may ask over HTTP, what is told of them, and what those cost who send or read slowly.
 
 use super::common::http::{HttpAnswer, get, post, read, send};
+use super::common::kv::resident_bytes;
+use super::common::websocket::WebSocket;
 use super::common::{Builder, Client, Daemon, MODEL, now, wait_for};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::{Value, json};
@@ -269,22 +271,76 @@ fn a_head_that_comes_byte_by_byte_is_not_waited_for() {
     assert!(answer.starts_with(b"HTTP/1.1 408"), "{}", String::from_utf8_lossy(&answer));
 }
 
+/// How long readers stop: longer than anything of ours waits for a client. That is 60 s for a body and for a WebSocket's silence, and
+/// 75 s, with 5 s until it is seen, for a connection's; pings come every 15 s.
+const STOPPED: Duration = Duration::from_secs(85);
+/// What they may cost meanwhile: what their jobs have said, which is about a megabyte each, and what any allocator keeps.
+const STOPPED_BYTES: u64 = 24 << 20;
+
 #[test]
-fn a_reader_that_stops_waits_alone_and_loses_nothing() {
+fn readers_that_stop_wait_alone_and_lose_nothing() {
     let daemon = Daemon::start();
+    let socket = daemon.http_socket();
+    // Always the same, so that it takes no more of the KV's memory each time.
+    let neighbour = |_| {
+        let began = now();
+        let answer = post(
+            &socket,
+            COMPLETIONS,
+            completion("Little birds", json!({ "max_tokens": 8, "ignore_eos": true })),
+        );
+        assert_eq!(answer.json()["usage"]["completion_tokens"], 8);
+        now() - began
+    };
+    let median = |mut times: Vec<Duration>| {
+        times.sort();
+        times[times.len() / 2]
+    };
+    let alone = median((0..15).map(neighbour).collect());
+
     // Some kilobytes for each token: far more than the sockets hold.
     let more = json!({ "stream": true, "max_tokens": 300, "logprobs": 20, "ignore_eos": true });
     let body = completion("Once upon a time", more);
-    let idle = send(&daemon.http_socket(), "POST", COMPLETIONS, body.as_bytes()).expect("it listens");
-    let whole = post(&daemon.http_socket(), COMPLETIONS, completion("Twice", json!({ "max_tokens": 20 })));
-    assert_eq!(whole.json()["usage"]["completion_tokens"], 20);
-    // Its job ends without it, and gives its place to others.
-    wait_for("the end of its job", || (daemon.connect().status().running_jobs == 0).then_some(()));
-    let late = read(&mut BufReader::new(idle)).expect("all of it");
+    let stream = send(&socket, "POST", COMPLETIONS, body.as_bytes()).expect("it listens");
+    let mut turns = WebSocket::open(&socket, "/v1/responses");
+    let turn = json!({
+        "type": "response.create", "model": MODEL, "input": "Tell me a long story about a fox and a hen.", "temperature": 0,
+        "max_output_tokens": 300, "top_logprobs": 20, "include": ["message.output_text.logprobs"], "store": false,
+    });
+    turns.send(&turn.to_string());
+    // Their jobs end without them, and give their places to others.
+    wait_for("the end of their jobs", || (daemon.connect().status().jobs_done == 17).then_some(()));
+
+    let (before, until) = (resident_bytes(daemon.pid()), now() + STOPPED);
+    let (mut beside, mut most) = (Vec::new(), before);
+    while now() < until {
+        beside.push(neighbour(0));
+        most = most.max(resident_bytes(daemon.pid()));
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    let (others, beside) = (beside.len() as u64, median(beside));
+    println!("{alone:?} alone, {beside:?} beside; {} KiB more", (most - before) >> 10);
+    assert!(most - before < STOPPED_BYTES, "{before} bytes, then {most}");
+    assert!(beside < 4 * alone + Duration::from_millis(100), "{alone:?} alone, {beside:?} beside");
+
+    let late = read(&mut BufReader::new(stream)).expect("all of it");
     let events = late.events();
     assert_eq!((events.last(), events.len() > 250), (Some(&"[DONE]"), true), "{} events", events.len());
+    let (mut bytes, mut numbers) = (0, 0);
+    let completed = loop {
+        let text = turns.receive().expect("it is still open");
+        let event: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(event["sequence_number"], numbers, "{}", event["type"]);
+        (bytes, numbers) = (bytes + text.len(), numbers + 1);
+        if event["type"] == "response.completed" || event["type"] == "response.incomplete" {
+            break event;
+        }
+    };
+    assert!(completed["response"]["usage"]["output_tokens"].as_u64() > Some(100), "{completed}");
+    assert!(bytes > 400 << 10, "{bytes} bytes may have been in the socket");
+    turns.close();
     let status = daemon.connect().status();
-    assert_eq!((status.jobs_done, status.jobs_cancelled), (2, 0));
+    assert_eq!((status.jobs_done, status.jobs_cancelled, status.jobs_failed), (17 + others, 0, 0));
 }
 
 #[test]

@@ -95,7 +95,13 @@ impl Connection {
                         }
                     }
                 }
-                events = next(&mut self.live), if self.live.is_some() => self.give(events).await,
+                events = next(&mut self.live), if self.live.is_some() => {
+                    let began = clock.now();
+                    let given = self.give(events).await;
+                    // While it waits for the client to read, it does not listen either.
+                    heard += clock.now() - began;
+                    given
+                }
                 _ = ping.tick() => {
                     let is_silent = clock.now().saturating_sub(heard) > SOCKET_SILENCE;
                     if is_silent { Err(Closed) } else { self.session.ping(b"").await }
