@@ -16,7 +16,10 @@ use crate::device::{DeviceActor, Devices};
 use crate::http::{self, Http, tls};
 use crate::keys::Keys;
 use crate::kv_store::{KvStoreActor, OpenDisk, SaveAll};
-use crate::limits::{FLUSH_TIMEOUT, MAX_EMBEDDED_LISTS, OPEN_TIMEOUT, STUCK_AFTER, WANTED_MODELS_INTERVAL};
+use crate::limits::{
+    FLUSH_TIMEOUT, MAX_EMBEDDED_LISTS, MAX_EMBEDDED_LISTS_BATCH, OPEN_TIMEOUT, STUCK_AFTER,
+    WANTED_MODELS_INTERVAL,
+};
 use crate::metrics::Metrics;
 use crate::object_disk::ObjectDisk;
 use crate::pulse::{Organ, Pulses};
@@ -24,17 +27,18 @@ use crate::scheduler::models::LoadState;
 use crate::scheduler::{Drain, Durable, Fellows, Recover, SchedulerActor, WantModel, WantedModels};
 use crate::server::listen::{Listening, SocketGuard};
 use crate::server::{self, Life};
-use crate::services::Services;
+use crate::services::{Places, Services};
 use crate::stop::{StopHandle, StopListener, StopReason};
 use crate::{notify, server::listen};
 use actix_web::dev::ServerHandle;
+use actix_web::web;
 use anyhow::{Context, bail};
 use rustls::ServerConfig;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 /// Everything that is bound before the runtime starts.
 pub(crate) struct Bound {
@@ -101,8 +105,9 @@ pub(crate) async fn run(
 
     let (listener, _socket_guard) = bound.socket.into_parts();
     let listener = tokio::net::UnixListener::from_std(listener).context("the listening socket")?;
-    let http = Http::new(services.clone(), ready.clone(), config.http.allow_origins.clone());
-    let (http, _http_guard) = serve_http(http, bound.http_tcp, bound.http_tls, bound.http_unix)?;
+    let asked = Http::new(services.clone(), ready.clone(), config.http.allow_origins.clone());
+    let asked = web::Data::new(asked);
+    let (http, _http_guard) = serve_http(asked.clone(), bound.http_tcp, bound.http_tls, bound.http_unix)?;
     actix::spawn(notify::feed_watchdog(pulses.clone()));
     // Clients that come before it wait: the first request finds what was kept, the first listing sessions and jobs.
     tokio::select! {
@@ -113,6 +118,8 @@ pub(crate) async fn run(
         }
         died = deaths.recv() => return Err(death(died, &names)),
     }
+    // What clients left under way goes on now that the jobs are known that it began.
+    http::resume(&asked);
     let serving = server::serve(listener, bound.policy, config.connections, services.clone(), seen_life);
     let serving = actix::spawn(serving);
 
@@ -185,7 +192,7 @@ fn start_actors(
         tenant_limit: config.core.tenant,
         arriving,
         encoding,
-        embedded_lists: Semaphore::new(MAX_EMBEDDED_LISTS),
+        embedded_lists: Places::new(MAX_EMBEDDED_LISTS, MAX_EMBEDDED_LISTS_BATCH),
         arrival_time_us: AtomicU64::new(0),
         next_connection: AtomicU64::new(0),
     })
@@ -259,7 +266,7 @@ async fn load(name: &str, services: &Services) -> anyhow::Result<()> {
 }
 
 fn serve_http(
-    http: Http,
+    http: web::Data<Http>,
     tcp: Option<TcpListener>,
     tls: Option<ServerConfig>,
     unix: Option<Listening>,

@@ -80,12 +80,18 @@ impl Http {
     }
 }
 
+/// Goes on with what clients left under way in an earlier run.
+pub(crate) fn resume(http: &web::Data<Http>) {
+    actix_web::rt::spawn(openai::resume_batches(http.clone()));
+    actix_web::rt::spawn(responses::resume(http.clone()));
+}
+
 /// The server; `None` when it has nowhere to listen.
 ///
 /// # Errors
 /// When a listener cannot be used.
 pub(crate) fn server(
-    http: Http,
+    http: web::Data<Http>,
     tcp: Option<TcpListener>,
     tls: Option<ServerConfig>,
     unix: Option<UnixListener>,
@@ -93,9 +99,6 @@ pub(crate) fn server(
     if tcp.is_none() && unix.is_none() {
         return Ok(None);
     }
-    let http = web::Data::new(http);
-    actix_web::rt::spawn(openai::resume_batches(http.clone()));
-    actix_web::rt::spawn(responses::resume(http.clone()));
     let mut server = HttpServer::new(move || {
         let mut router = Router::new();
         pages::routes(&mut router);

@@ -58,6 +58,8 @@ pub(crate) const DEFAULT_LOG: &str = "info,actix_server=warn,actix_http=off";
 
 /// Requests that are loading their model or tokenizing at one time, before they reach the queue.
 pub(crate) const MAX_ARRIVING: usize = 64;
+/// How many of them may be of class batch: whoever waits for an answer finds a place while those wait for a model.
+pub(crate) const MAX_ARRIVING_BATCH: usize = MAX_ARRIVING / 4;
 /// Tokenizing jobs on the blocking pool at one time; the rest wait their turn among [`MAX_ARRIVING`].
 pub(crate) const MAX_ENCODING: usize = 2;
 /// Devices that can be configured.
@@ -86,6 +88,8 @@ pub(crate) const READ_BATCH_BYTES: usize = 8 << 20;
 pub(crate) const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the daemon's start waits for the KV database.
 pub(crate) const OPEN_TIMEOUT: Duration = Duration::from_secs(20);
+/// When whoever has a durable job while they are being opened is told to come back.
+pub(crate) const OPENING_RETRY: Duration = Duration::from_secs(1);
 /// How often models are tried again that durable jobs wait for.
 pub(crate) const WANTED_MODELS_INTERVAL: Duration = Duration::from_secs(30);
 /// How long one transaction of it may take.
@@ -156,6 +160,8 @@ pub(crate) const EMBEDDED_ROOM_WAIT: Duration = Duration::from_secs(60);
 pub(crate) const EMBEDDED_ROOM_PAUSE: Duration = Duration::from_millis(50);
 /// Requests with more than those at one time: the tokens of the others wait in memory.
 pub(crate) const MAX_EMBEDDED_LISTS: usize = 16;
+/// How many of them may be of class batch.
+pub(crate) const MAX_EMBEDDED_LISTS_BATCH: usize = MAX_EMBEDDED_LISTS / 4;
 /// Longest label of a job, in bytes.
 pub(crate) const MAX_LABEL_BYTES: usize = zllm_wire::limits::MAX_LABEL_BYTES;
 /// Longest name of a client in its hello, in bytes, as it is logged.

@@ -7,6 +7,7 @@ pub(crate) mod embed;
 mod keys;
 mod kv;
 mod owner;
+mod places;
 mod queue;
 pub(crate) mod submit;
 
@@ -16,7 +17,7 @@ use crate::config::ModelSettings;
 use crate::device::{DeviceSnapshot, Devices};
 use crate::keys::Keys;
 use crate::kv_store::{self, KvStoreActor};
-use crate::limits::{MAX_ARRIVING, MAX_ENCODING};
+use crate::limits::{MAX_ARRIVING, MAX_ARRIVING_BATCH, MAX_ENCODING};
 use crate::metrics::Metrics;
 use crate::object_disk::ObjectDisk;
 use crate::scheduler::core::{Amount, ConnectionId};
@@ -28,6 +29,7 @@ use actix::dev::ToEnvelope;
 use kv::kv_status;
 pub(crate) use kv::{Evicted, Saved};
 pub(crate) use owner::Owner;
+pub(crate) use places::Places;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -54,11 +56,11 @@ pub(crate) struct Services {
     /// What may wait of one tenant.
     pub(crate) tenant_limit: Amount,
     /// Requests before the queue: waiting for a load or being tokenized.
-    pub(crate) arriving: Arc<Semaphore>,
+    pub(crate) arriving: Places,
     /// Requests that are being tokenized.
     pub(crate) encoding: Arc<Semaphore>,
     /// Lists of texts that are being embedded, of which a part is in the queue.
-    pub(crate) embedded_lists: Semaphore,
+    pub(crate) embedded_lists: Places,
     /// How long requests took lately to come to the queue, in microseconds.
     pub(crate) arrival_time_us: AtomicU64,
     /// The id of the next connection, over whatever protocol.
@@ -83,8 +85,8 @@ impl Services {
     }
 
     /// The bounds of what is before the queue.
-    pub(crate) fn arrival_bounds() -> (Arc<Semaphore>, Arc<Semaphore>) {
-        (Arc::new(Semaphore::new(MAX_ARRIVING)), Arc::new(Semaphore::new(MAX_ENCODING)))
+    pub(crate) fn arrival_bounds() -> (Places, Arc<Semaphore>) {
+        (Places::new(MAX_ARRIVING, MAX_ARRIVING_BATCH), Arc::new(Semaphore::new(MAX_ENCODING)))
     }
 }
 

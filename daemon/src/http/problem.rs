@@ -47,8 +47,10 @@ pub(crate) enum Kind {
     },
     /// Loading, or about to stop.
     Unavailable,
-    /// The daemon tried and could not.
+    /// The daemon could not, and may be able to later.
     Failed,
+    /// The job itself failed or was cancelled: to wait helps nobody.
+    Ended,
 }
 
 impl Problem {
@@ -82,7 +84,7 @@ impl Problem {
             Kind::Forbidden => StatusCode::FORBIDDEN,
             Kind::Busy { .. } => StatusCode::TOO_MANY_REQUESTS,
             Kind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-            Kind::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+            Kind::Failed | Kind::Ended => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 

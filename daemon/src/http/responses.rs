@@ -194,7 +194,7 @@ pub(super) async fn answer(
     match Live::new(turn, Scribe::new(response, names, carry), keeper).finish().await {
         (_, Some(problem)) => Err(problem),
         (response, None) if response.status == Status::Cancelled => {
-            Err(Problem::new(Kind::Failed, format!("{} was cancelled", response.id)))
+            Err(Problem::new(Kind::Ended, format!("{} was cancelled", response.id)))
         }
         (response, None) => Ok(json(&response)),
     }

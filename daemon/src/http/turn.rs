@@ -169,7 +169,7 @@ impl Turn {
                 }
             }
             Event::Finished { reason: FinishReason::Cancelled, .. } => {
-                return Err(Problem::new(Kind::Failed, format!("job {} was cancelled", self.job)));
+                return Err(Problem::new(Kind::Ended, format!("job {} was cancelled", self.job)));
             }
             Event::Finished { choices, usage, .. } => {
                 for (choice, end) in choices.into_iter().enumerate() {
@@ -183,7 +183,7 @@ impl Turn {
                 }
                 said.push(Said::Usage(usage));
             }
-            Event::Failed { message } => return Err(Problem::new(Kind::Failed, message)),
+            Event::Failed { message } => return Err(Problem::new(Kind::Ended, message)),
         }
         Ok(())
     }

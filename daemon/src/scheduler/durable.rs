@@ -13,7 +13,7 @@ use crate::device::port::TextFacts;
 use crate::job_disk::{
     Ending, JobDisk, Opened, StoredJob, Summary, TokenEntry, decode_request, encode_request,
 };
-use crate::limits::{MAX_IDLE_DEATHS, MAX_STORING, RETRY_AFTER};
+use crate::limits::{MAX_IDLE_DEATHS, MAX_STORING, OPENING_RETRY, RETRY_AFTER};
 use crate::metrics::Outcome;
 use crate::pulse::Pulses;
 use actix::prelude::*;
@@ -71,12 +71,25 @@ impl Durable {
                 let retry_after_ms = RETRY_AFTER.start().as_millis() as u64;
                 Err(Fault { code: ErrorCode::Refused { retry_after_ms }, message })
             }
+            // A key's first job may be among those that are not taken up yet.
+            Self::On { ready: false, .. } => Err(Self::opening()),
             Self::On { .. } => Ok(()),
             Self::Off { why, .. } => {
                 let message = format!("durable jobs cannot be taken: {why}");
                 Err(Fault { code: ErrorCode::Failed, message })
             }
         }
+    }
+
+    /// # Errors
+    /// What an earlier run left is still being taken up, so that its jobs cannot be told by a name that they share.
+    pub(super) fn has_taken_up(&self) -> Result<(), Fault> {
+        if matches!(self, Self::On { ready: false, .. }) { Err(Self::opening()) } else { Ok(()) }
+    }
+
+    fn opening() -> Fault {
+        let message = "the durable jobs are still being opened".to_owned();
+        Fault { code: ErrorCode::Refused { retry_after_ms: OPENING_RETRY.as_millis() as u64 }, message }
     }
 
     pub(super) fn fault(&self) -> Option<String> {
@@ -526,5 +539,30 @@ pub(super) fn wire_class(class: JobClass) -> Class {
         JobClass::Interactive => Class::Interactive,
         JobClass::Normal => Class::Normal,
         JobClass::Batch => Class::Batch,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[actix::test]
+    async fn nothing_is_taken_before_what_was_there_is_known() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let settings = JobSettings {
+            dir: Some(folder.path().to_owned()),
+            keep: None,
+            keep_jobs: 10,
+            keep_bytes: 1 << 20,
+        };
+        let (pulses, _) = Pulses::new(1);
+        let mut durable = Durable::start(&settings, Clock::start(), &pulses).expect("a thread");
+        for refused in [durable.takes(0), durable.has_taken_up()] {
+            assert!(matches!(refused.expect_err("not yet").code, ErrorCode::Refused { .. }));
+        }
+        if let Durable::On { ready, .. } = &mut durable {
+            *ready = true;
+        }
+        assert!(durable.takes(0).is_ok() && durable.has_taken_up().is_ok());
     }
 }

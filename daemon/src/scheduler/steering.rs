@@ -112,6 +112,7 @@ impl SchedulerActor {
                 those.map(|(number, _)| number).collect()
             }
             CancelTarget::Batch { tenant, batch } => {
+                self.durable.has_taken_up()?;
                 self.jobs.of_batch(tenant_name(tenant), batch).map(|(number, _)| number).collect()
             }
         })

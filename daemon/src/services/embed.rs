@@ -5,19 +5,21 @@
 //! What of a list is not in the queue yet is counted nowhere there, so lists have a bound of their own. A list that has begun is
 //! not refused for what others did since: its next text waits a while for room.
 
+use super::places::Place;
 use super::submit::{arrive, load, off_the_loop, refuse};
 use super::{Services, fault};
 use crate::device::port::TextModel;
 use crate::limits::{
-    EMBEDDED_AT_ONCE, EMBEDDED_ROOM_PAUSE, EMBEDDED_ROOM_WAIT, MAX_EMBEDDED_LISTS, MAX_EMBEDDED_TEXTS,
+    EMBEDDED_AT_ONCE, EMBEDDED_ROOM_PAUSE, EMBEDDED_ROOM_WAIT, MAX_EMBEDDED_LISTS, MAX_EMBEDDED_LISTS_BATCH,
+    MAX_EMBEDDED_TEXTS,
 };
 use crate::scheduler::core::ConnectionId;
 use crate::scheduler::log::JobLog;
 use crate::scheduler::plan::ModelName;
-use crate::scheduler::{HasRoom, SubmitJob, Submitted, Work};
+use crate::scheduler::{HasRoom, Snapshot, SubmitJob, Submitted, Work};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use tokio::sync::{SemaphorePermit, oneshot};
+use tokio::sync::oneshot;
 use zllm_engine::{Pool, Pooling};
 use zllm_wire::{Class, ErrorCode, Event, Fault, GenerationParams, JobId, Prompt, Tenant};
 
@@ -55,6 +57,8 @@ pub(crate) enum About {
     /// One of several, by its place.
     Text(usize),
     Dimensions,
+    /// The job of a text failed or was cancelled.
+    Job,
     /// Nothing of it, or the model.
     Other,
 }
@@ -98,12 +102,12 @@ pub(crate) async fn embed(
             }
             // There is room again when one of its own is done.
             let first = under_way.pop_front().expect("a full list, or one that is not empty");
-            vectors.push(first.vector(dimensions).await?);
+            vectors.push(first.vector(dimensions, services).await?);
         };
         under_way.push_back(begun);
     }
     for last in under_way {
-        vectors.push(last.vector(dimensions).await?);
+        vectors.push(last.vector(dimensions, services).await?);
     }
     Ok(Embedded { vectors, prompt_tokens })
 }
@@ -113,7 +117,7 @@ struct Ready<'a> {
     asked: Asked,
     prompts: Vec<Vec<u32>>,
     /// Kept while some of them are not in the queue.
-    _list: Option<SemaphorePermit<'a>>,
+    _list: Option<Place<'a>>,
 }
 
 async fn prepare(
@@ -124,9 +128,9 @@ async fn prepare(
     let Embed { model, texts, dimensions, cut, tenant, class } = request;
     let tenant = tenant.map(String::from).unwrap_or_default();
     check_count(texts.len())?;
-    let list = take_list(texts.len(), services)?;
+    let list = take_list(texts.len(), class, services)?;
     services.ask_scheduler(HasRoom { class, tenant: tenant.clone(), bytes: 0 }).await??;
-    let _arriving = arrive(services)?;
+    let _arriving = arrive(class, services)?;
     let text = load(&model, services).await?.text;
     let facts = text.facts();
     let pooling = facts.pooling.clone().map_err(|message| fault(ErrorCode::Invalid, message))?;
@@ -156,13 +160,13 @@ fn check_dimensions(dimensions: Option<u32>, width: usize) -> Result<(), EmbedFa
 }
 
 /// A place for a list that is longer than what of it is in the queue.
-fn take_list(texts: usize, services: &Services) -> Result<Option<SemaphorePermit<'_>>, Fault> {
+fn take_list(texts: usize, class: Class, services: &Services) -> Result<Option<Place<'_>>, Fault> {
     if texts <= EMBEDDED_AT_ONCE {
         return Ok(None);
     }
-    services.embedded_lists.try_acquire().map(Some).map_err(|_| {
-        let message =
-            format!("{MAX_EMBEDDED_LISTS} lists of more than {EMBEDDED_AT_ONCE} texts are being embedded");
+    services.embedded_lists.take(class).map(Some).ok_or_else(|| {
+        let most = if class == Class::Batch { MAX_EMBEDDED_LISTS_BATCH } else { MAX_EMBEDDED_LISTS };
+        let message = format!("{most} lists of more than {EMBEDDED_AT_ONCE} texts are being embedded");
         fault(ErrorCode::Refused { retry_after_ms: 1000 }, message)
     })
 }
@@ -221,19 +225,22 @@ impl Asked {
 }
 
 impl UnderWay {
-    async fn vector(self, dimensions: Option<usize>) -> Result<Vec<f32>, Fault> {
-        let failed = |why: String| fault(ErrorCode::Failed, why);
+    async fn vector(self, dimensions: Option<usize>, services: &Services) -> Result<Vec<f32>, EmbedFault> {
+        let ended = |why: String| EmbedFault { about: About::Job, fault: fault(ErrorCode::Failed, why) };
         let Self { job, pool, log } = self;
         if let Ok(pool) = pool.await {
-            return pool.finish(dimensions).map_err(|why| failed(why.to_string()));
+            return pool.finish(dimensions).map_err(|why| ended(why.to_string()));
         }
         // It ended otherwise, and its log says why.
         let mut reader = log.reader(0);
-        while let Some(events) = reader.next().await.map_err(failed)? {
+        while let Some(events) = reader.next().await.map_err(|why| fault(ErrorCode::Failed, why))? {
             if let Some((_, Event::Failed { message })) = events.last() {
-                return Err(failed(message.clone()));
+                return Err(ended(message.clone()));
             }
         }
-        Err(failed(format!("job {job} was cancelled")))
+        if services.ask_scheduler(Snapshot).await?.draining {
+            return Err(fault(ErrorCode::Draining, "the daemon is stopping").into());
+        }
+        Err(ended(format!("job {job} was cancelled")))
     }
 }

@@ -1,22 +1,22 @@
 //! From a request to a job: the model is loaded, the prompt tokenized off the event loop, the job submitted, its log streamed.
 
 use super::kv::session_fault;
+use super::places::Place;
 use super::{Services, fault, gone};
 use crate::device::port::{Generate, Loaded, Objection, TextModel, too_long};
 use crate::inspect::{self, InspectError};
 use crate::kv_store::{ContinueSession, HoldPrefixes};
-use crate::limits::{MAX_ARRIVING, MAX_LABEL_BYTES, MAX_LOGPROBS_PER_JOB, RETRY_AFTER};
+use crate::limits::{MAX_ARRIVING, MAX_ARRIVING_BATCH, MAX_LABEL_BYTES, MAX_LOGPROBS_PER_JOB, RETRY_AFTER};
 use crate::metrics::Outcome;
 use crate::scheduler::core::ConnectionId;
 use crate::scheduler::models::LoadState;
 use crate::scheduler::{HasRoom, SubmitJob, Submitted, Work};
 use std::path::PathBuf;
 use std::time::Duration;
-use tokio::sync::SemaphorePermit;
 use zllm_engine::SpeechStyle;
 use zllm_state::{BLOCK_TOKENS, SessionName};
 use zllm_wire::limits::MAX_CHOICES;
-use zllm_wire::{ErrorCode, Fault, GenerationParams, InspectTarget, Prompt, Submit, Template, Tenant};
+use zllm_wire::{Class, ErrorCode, Fault, GenerationParams, InspectTarget, Prompt, Submit, Template, Tenant};
 
 /// Makes a job, and tells how its answers are written. One that is not detached is cancelled when the connection is gone.
 pub(crate) async fn submit(
@@ -45,7 +45,7 @@ pub(crate) async fn submit(
             .await?
             .map_err(|fault| refuse(services, fault))?;
     }
-    let ready = prepare(&model, &tenant, prompt, params, services).await;
+    let ready = prepare(&model, (&tenant, class), prompt, params, services).await;
     let ready = ready.map_err(|objection| refuse(services, objection))?;
     services.note_arrival(services.clock.time().saturating_sub(arrived_at));
     let Ready { prompt, speech, params, max_tokens, samplers } = ready;
@@ -82,7 +82,7 @@ impl Services {
         model: &str,
         work: impl FnOnce(&dyn TextModel) -> T + Send + 'static,
     ) -> Result<T, Fault> {
-        let _arriving = arrive(self)?;
+        let _arriving = arrive(Class::Interactive, self)?;
         let loaded = load(model, self).await?;
         off_the_loop(self, move || work(&*loaded.text)).await
     }
@@ -130,7 +130,7 @@ impl Services {
     /// # Errors
     /// The model cannot be loaded, too many are at it, or the prompt makes no sense.
     pub(crate) async fn count_tokens(&self, model: &str, prompt: Prompt) -> Result<usize, Fault> {
-        let _arriving = arrive(self)?;
+        let _arriving = arrive(Class::Interactive, self)?;
         match self.encode(model, vec![prompt]).await?.remove(0) {
             Ok(tokens) => Ok(tokens.len()),
             Err(Fault { code: ErrorCode::TooLong { tokens, .. }, .. }) => Ok(tokens as usize),
@@ -192,7 +192,7 @@ impl Services {
 
 /// What a model file is. It need not be one that the daemon serves, only one that it may read.
 pub(crate) async fn inspect(target: InspectTarget, services: &Services) -> Result<String, Fault> {
-    let _arriving = arrive(services)?;
+    let _arriving = arrive(Class::Interactive, services)?;
     let (path, settings, template) = match target {
         InspectTarget::Model(name) => {
             let settings = services.settings(&name)?;
@@ -228,12 +228,12 @@ struct Ready {
 
 async fn prepare(
     model: &str,
-    tenant: &str,
+    (tenant, class): (&str, Class),
     prompt: Prompt,
     params: GenerationParams,
     services: &Services,
 ) -> Result<Ready, Objection> {
-    let _arriving = arrive(services)?;
+    let _arriving = arrive(class, services)?;
     let loaded = load(model, services).await?;
     let kept = match &prompt {
         Prompt::Continue { session, .. } => {
@@ -312,9 +312,10 @@ fn check_logprobs(params: &GenerationParams, max_tokens: usize, n: u32) -> Resul
 }
 
 /// Takes a place among the requests that are not in the queue yet.
-pub(super) fn arrive(services: &Services) -> Result<SemaphorePermit<'_>, Fault> {
-    services.arriving.try_acquire().map_err(|_| {
-        let message = format!("{MAX_ARRIVING} requests wait for a model or for their tokens");
+pub(super) fn arrive(class: Class, services: &Services) -> Result<Place<'_>, Fault> {
+    services.arriving.take(class).ok_or_else(|| {
+        let most = if class == Class::Batch { MAX_ARRIVING_BATCH } else { MAX_ARRIVING };
+        let message = format!("{most} requests wait for a model or for their tokens");
         // About when one of them will be through.
         let retry_after = services.arrival_time().clamp(*RETRY_AFTER.start(), *RETRY_AFTER.end());
         fault(ErrorCode::Refused { retry_after_ms: retry_after.as_millis() as u64 }, message)

@@ -1,7 +1,7 @@
 //! `/v1/embeddings`: texts become vectors.
 
 use crate::http::caller::Caller;
-use crate::http::problem::Problem;
+use crate::http::problem::{Kind, Problem};
 use crate::http::{Http, body, models};
 use crate::services::Owner;
 use crate::services::embed::{self, About, Embed, EmbedFault, Embedded};
@@ -159,11 +159,12 @@ impl From<EmbedFault> for Problem {
         problem.param = match about {
             About::Texts | About::Text(_) => Some("input".to_owned()),
             About::Dimensions => Some("dimensions".to_owned()),
-            About::Other => None,
+            About::Job | About::Other => None,
         };
         match about {
             About::Texts => problem.message = format!("input: {}", problem.message),
             About::Text(index) => problem.message = format!("input[{index}]: {}", problem.message),
+            About::Job => problem.kind = Kind::Ended,
             About::Dimensions | About::Other => {}
         }
         problem
