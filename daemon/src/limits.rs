@@ -254,6 +254,8 @@ pub(crate) const HTTP_FILE_BYTES: u64 = 200 << 20;
 pub(crate) const HTTP_FILE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Bytes of a field beside it.
 pub(crate) const MAX_FILE_FIELD_BYTES: usize = 64;
+/// Seconds for which a file can be kept by its client's wish, as OpenAI has them: an hour to 30 days.
+pub(crate) const FILE_EXPIRY_S: std::ops::RangeInclusive<u64> = 60 * 60..=30 * 24 * 60 * 60;
 /// Files on a page of a list.
 pub(crate) const MAX_PAGE_ROWS: usize = 10_000;
 /// Batches on a page of a list.
@@ -268,11 +270,18 @@ pub(crate) const MAX_BATCH_METADATA_BYTES: usize = MAX_BATCH_METADATA * (64 + 51
 pub(crate) const BATCH_WINDOW: Duration = Duration::from_secs(24 * 60 * 60);
 /// Requests of one batch that are asked at one time; their jobs take no more of the queue.
 pub(crate) const BATCH_IN_FLIGHT: usize = 16;
-/// How long a batch waits while the daemon takes no work.
-pub(crate) const BATCH_RETRY: Duration = Duration::from_secs(1);
-/// Results that wait to be written down, in bytes about.
-pub(crate) const BATCH_SEGMENT_BYTES: usize = 1 << 20;
-/// How long they wait.
+/// Bytes of them, and of the requests of all batches together.
+pub(crate) const BATCH_IN_FLIGHT_BYTES: usize = HTTP_BODY_BYTES + (4 << 20);
+pub(crate) const BATCHES_IN_FLIGHT_BYTES: usize = 4 * BATCH_IN_FLIGHT_BYTES;
+/// How long a batch waits while the daemon takes no work, or cannot do it now; twice as long each time, up to the second.
+pub(crate) const BATCH_RETRY: std::ops::RangeInclusive<Duration> =
+    Duration::from_secs(1)..=Duration::from_secs(60);
+/// Results that are one object, in bytes about. The last one is written anew until it has them: small, since it is written
+/// often, and not too small, since other objects of the store have to give way to them.
+pub(crate) const BATCH_SEGMENT_BYTES: usize = 256 << 10;
+/// How many of those are read at once.
+pub(crate) const BATCH_SEGMENTS_READ: usize = 4;
+/// How long results wait to be written down.
 pub(crate) const BATCH_SEGMENT_TIME: Duration = Duration::from_secs(1);
 /// Wrong lines of a batch that are told.
 pub(crate) const MAX_BATCH_ERRORS: usize = 100;

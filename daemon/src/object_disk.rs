@@ -94,7 +94,27 @@ impl ObjectDisk {
             let message = format!("{MAX_UPLOADS} files are being uploaded");
             Fault { code: ErrorCode::Refused { retry_after_ms }, message }
         })?;
-        Ok(Upload::new(self.clone(), place))
+        Ok(Upload::new(self.clone(), Some(place)))
+    }
+
+    /// The same for one that no client sends: its writer's places are its bound.
+    pub(crate) fn upload_of_ours(&self) -> Upload {
+        Upload::new(self.clone(), None)
+    }
+
+    /// Puts objects with what was taken in for each, and others with none, all of them or none.
+    pub(crate) async fn put_uploads(
+        &self,
+        mut uploads: Vec<(Upload, Object)>,
+        mut objects: Vec<Object>,
+    ) -> Result<(), Fault> {
+        for (upload, object) in &mut uploads {
+            upload.append().await?;
+            objects.push(Object { content: upload.content, ..object.clone() });
+        }
+        self.put(objects).await?;
+        uploads.iter_mut().for_each(|(upload, _)| upload.content = None);
+        Ok(())
     }
 
     /// Does several things with nobody else in between; the time is given along, in ms since 1970.

@@ -128,3 +128,31 @@ async fn what_panics_is_a_death_and_the_end_is_none() {
     assert_eq!(deaths.recv().await, Some(Organ::ObjectDiskThread));
     assert!(disk.get(name("a")).await.expect_err("dead").message.contains("has ended"));
 }
+
+#[tokio::test]
+async fn uploads_and_what_names_them_are_put_together_or_not_at_all() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let disk = spawn(Some(folder.path()));
+    let mut uploads = Vec::new();
+    for id in ["one", "two"] {
+        let mut upload = disk.upload_of_ours();
+        upload.write(id.as_bytes()).await.expect("room");
+        uploads.push((upload, object(id)));
+    }
+    disk.put_uploads(uploads, vec![object("record")]).await.expect("room");
+    for id in ["one", "two"] {
+        let kept = disk.get(name(id)).await.expect("read").expect("kept");
+        let piece = disk.piece(kept.content.expect("its content"), 0).await.expect("read");
+        assert_eq!(piece.as_deref(), Some(id.as_bytes()));
+    }
+    assert_eq!(disk.get(name("record")).await, Ok(Some(object("record"))));
+    // One of them fails: nobody finds the other.
+    let (bad, nowhere) = (disk.upload_of_ours(), spawn(None));
+    let mut lost = nowhere.upload_of_ours();
+    lost.write(b"x").await.expect("in memory");
+    let put = disk.put_uploads(vec![(bad, object("three")), (lost, object("four"))], vec![object("five")]);
+    put.await.expect_err("there is no folder");
+    for id in ["three", "four", "five"] {
+        assert_eq!(disk.get(name(id)).await, Ok(None));
+    }
+}

@@ -15,11 +15,12 @@ pub(crate) struct Upload {
     /// What is not yet: less than a piece.
     rest: Vec<u8>,
     bytes: u64,
-    _place: OwnedSemaphorePermit,
+    /// `None`: whoever writes it has a bound of its own.
+    _place: Option<OwnedSemaphorePermit>,
 }
 
 impl Upload {
-    pub(super) fn new(disk: ObjectDisk, place: OwnedSemaphorePermit) -> Self {
+    pub(super) fn new(disk: ObjectDisk, place: Option<OwnedSemaphorePermit>) -> Self {
         Self { disk, content: None, rest: Vec::new(), bytes: 0, _place: place }
     }
 
@@ -43,15 +44,13 @@ impl Upload {
     }
 
     /// Puts an object with all that was taken in.
-    pub(crate) async fn put(mut self, object: Object) -> Result<(), Fault> {
-        self.append().await?;
-        self.disk.put(vec![Object { content: self.content, ..object }]).await?;
-        self.content = None;
-        Ok(())
+    pub(crate) async fn put(self, object: Object) -> Result<(), Fault> {
+        let disk = self.disk.clone();
+        disk.put_uploads(vec![(self, object)], Vec::new()).await
     }
 
     /// Stores what is in memory.
-    async fn append(&mut self) -> Result<(), Fault> {
+    pub(super) async fn append(&mut self) -> Result<(), Fault> {
         // Known before anything of it is on disk, so that whatever ends this call, it is deleted.
         let content = match self.content {
             Some(content) => content,

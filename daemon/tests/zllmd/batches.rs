@@ -5,28 +5,28 @@ use super::common::{Daemon, MODEL, wait_for};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
-const CHAT: &str = "/v1/chat/completions";
+pub(crate) const CHAT: &str = "/v1/chat/completions";
 const RESPONSES: &str = "/v1/responses";
 
-fn upload(daemon: &Daemon, text: &[u8]) -> Value {
+pub(crate) fn upload(daemon: &Daemon, text: &[u8]) -> Value {
     let form = [("purpose", None, &b"batch"[..]), ("file", Some("requests.jsonl"), text)];
     let answer = post_form(&daemon.http_socket(), "/v1/files", &form);
     assert_eq!(answer.status, 200, "{}", answer.body);
     answer.json()
 }
 
-fn read(daemon: &Daemon, path: &str) -> HttpAnswer {
+pub(crate) fn read(daemon: &Daemon, path: &str) -> HttpAnswer {
     get(&daemon.http_socket(), path).expect("an answer")
 }
 
-fn body(number: usize, tokens: usize) -> Value {
+pub(crate) fn body(number: usize, tokens: usize) -> Value {
     json!({
         "model": MODEL, "max_tokens": tokens, "temperature": 0, "ignore_eos": true,
         "messages": [{"role": "user", "content": format!("Tell me about the number {number}.")}],
     })
 }
 
-fn line(number: usize, body: &Value) -> String {
+pub(crate) fn line(number: usize, body: &Value) -> String {
     line_to(CHAT, number, body)
 }
 
@@ -34,11 +34,11 @@ fn line_to(url: &str, number: usize, body: &Value) -> String {
     json!({"custom_id": format!("n{number}"), "method": "POST", "url": url, "body": body}).to_string() + "\n"
 }
 
-fn begin(daemon: &Daemon, lines: &str) -> String {
+pub(crate) fn begin(daemon: &Daemon, lines: &str) -> String {
     begin_at(CHAT, daemon, lines)
 }
 
-fn begin_at(endpoint: &str, daemon: &Daemon, lines: &str) -> String {
+pub(crate) fn begin_at(endpoint: &str, daemon: &Daemon, lines: &str) -> String {
     let file = upload(daemon, lines.as_bytes())["id"].clone();
     let request = json!({
         "input_file_id": file, "endpoint": endpoint, "completion_window": "24h", "metadata": {"a": "b"},
@@ -50,21 +50,20 @@ fn begin_at(endpoint: &str, daemon: &Daemon, lines: &str) -> String {
     batch["id"].as_str().expect("an id").to_owned()
 }
 
-fn batch(daemon: &Daemon, id: &str) -> Value {
+pub(crate) fn batch(daemon: &Daemon, id: &str) -> Value {
     read(daemon, &format!("/v1/batches/{id}")).json()
 }
 
-fn ended(daemon: &Daemon, id: &str) -> Value {
+pub(crate) fn ended(daemon: &Daemon, id: &str) -> Value {
     wait_for("the batch to end", || {
         let batch = batch(daemon, id);
-        let over =
-            ["completed", "failed", "cancelled"].contains(&batch["status"].as_str().expect("a status"));
-        over.then_some(batch)
+        let over = ["completed", "failed", "expired", "cancelled"];
+        over.contains(&batch["status"].as_str().expect("a status")).then_some(batch)
     })
 }
 
 /// What a file says, by the clients' names.
-fn results(daemon: &Daemon, file: &Value) -> BTreeMap<String, Value> {
+pub(crate) fn results(daemon: &Daemon, file: &Value) -> BTreeMap<String, Value> {
     let text = read(daemon, &format!("/v1/files/{}/content", file.as_str().expect("a file"))).body;
     let mut all = BTreeMap::new();
     for line in text.lines() {
@@ -137,6 +136,47 @@ fn a_batch_gives_the_answers_of_single_requests() {
     assert_eq!(bad["n20"]["body"]["error"]["code"], "model_not_found");
     let list = read(&daemon, "/v1/batches?limit=1").json();
     assert_eq!((&list["data"][0]["id"], &list["has_more"]), (&batch["id"], &json!(false)));
+}
+
+#[test]
+fn files_go_when_they_are_to() {
+    let daemon = Daemon::start();
+    let socket = daemon.http_socket();
+    let lines = line(1, &body(1, 1));
+    let keep = |seconds: &str, more: &[(&str, Option<&str>, &[u8])]| {
+        let form = [
+            ("purpose", None, &b"batch"[..]),
+            ("file", Some("requests.jsonl"), lines.as_bytes()),
+            ("expires_after[seconds]", None, seconds.as_bytes()),
+        ];
+        post_form(&socket, "/v1/files", &[&form, more].concat())
+    };
+    let anchor = [("expires_after[anchor]", None, &b"created_at"[..])];
+    let kept_for = |file: &Value| {
+        let time = |name: &str| file[name].as_u64().expect("a time");
+        time("expires_at") - time("created_at")
+    };
+    let file = keep("3600", &anchor).json();
+    assert_eq!(kept_for(&file), 3600);
+    for refused in [keep("3599", &anchor), keep("3600", &[]), keep("soon", &anchor)] {
+        assert_eq!((refused.status, refused.json()["error"]["param"].as_str()), (400, Some("expires_after")));
+    }
+    let ask = |seconds: u64| {
+        let expires = json!({"anchor": "created_at", "seconds": seconds});
+        let request = json!({
+            "input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h",
+            "output_expires_after": expires,
+        });
+        post(&socket, "/v1/batches", request.to_string())
+    };
+    let refused = ask(1);
+    assert_eq!(
+        (refused.status, refused.json()["error"]["param"].as_str()),
+        (400, Some("output_expires_after"))
+    );
+    let batch = ended(&daemon, ask(7200).json()["id"].as_str().expect("an id"));
+    let output = batch["output_file_id"].as_str().expect("a file");
+    assert_eq!(kept_for(&read(&daemon, &format!("/v1/files/{output}")).json()), 7200);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod admin;
 mod anthropic;
+mod batch_crash;
 mod batches;
 mod burst;
 mod common;

@@ -1,37 +1,89 @@
 //! `/v1/batches`: many requests of one file, each a durable job of class batch (but for embeddings, which are soon computed again), answered into another file.
 //!
 //! A batch is a record in the object store and a task that drives it ([`drive`]). The task may end with the process at any
-//! time: the next start takes every batch up again that is not over ([`resume`]). Each line's job has the idempotency key
-//! `BATCH:LINE`, so that none is computed twice.
+//! time: the next start takes every batch up again that has a mark ([`resume`]), which is the last thing that goes. Each line's
+//! job has the idempotency key `BATCH:LINE`, so that none is computed twice.
 
+mod ask;
 mod drive;
 mod lines;
 mod record;
+mod results;
 
-use super::files::{self, page_limit};
+use super::files::{self, ExpiresAfter, page_limit};
 use crate::http::caller::Caller;
 use crate::http::problem::{Kind, Problem};
 use crate::http::{Http, body};
-use crate::limits::{MAX_BATCH_METADATA, MAX_BATCH_METADATA_BYTES, MAX_BATCH_PAGE_ROWS, MAX_BATCHES_AT_ONCE};
-use crate::scheduler::CancelJobs;
+use crate::limits::{
+    BATCH_RETRY, BATCHES_IN_FLIGHT_BYTES, MAX_BATCH_METADATA, MAX_BATCH_METADATA_BYTES, MAX_BATCH_PAGE_ROWS,
+    MAX_BATCHES_AT_ONCE, RETRY_AFTER,
+};
 use actix_web::{HttpResponse, web};
 pub(super) use record::Batch;
-use record::{KIND, Running, Status};
+use record::{KIND, Mark, Status};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard};
-use tokio::sync::watch;
+use std::sync::{Arc, Mutex, MutexGuard};
+use tokio::sync::{Semaphore, watch};
 use zllm_state::ObjectOrder;
-use zllm_wire::{BatchId, CancelTarget};
 
-/// Batches whose tasks run, by tenant and id: what tells them to stop.
-#[derive(Debug, Default)]
-pub(in crate::http) struct Batches(Mutex<HashMap<(String, String), watch::Sender<bool>>>);
+/// Batches whose tasks run, and what they share.
+#[derive(Debug)]
+pub(in crate::http) struct Batches {
+    running: Mutex<Running>,
+    /// KiB of requests that may be under way.
+    room: Arc<Semaphore>,
+}
+
+/// By tenant and id: what tells them that they are cancelled.
+type Running = HashMap<Key, watch::Sender<bool>>;
+type Key = (String, String);
+
+/// A batch among those that run, until it is dropped.
+struct Place {
+    http: web::Data<Http>,
+    key: Key,
+    cancelled: watch::Receiver<bool>,
+}
+
+impl Default for Batches {
+    fn default() -> Self {
+        let room = Semaphore::new(BATCHES_IN_FLIGHT_BYTES / 1024);
+        Self { running: Mutex::default(), room: Arc::new(room) }
+    }
+}
 
 impl Batches {
-    fn running(&self) -> MutexGuard<'_, HashMap<(String, String), watch::Sender<bool>>> {
-        self.0.lock().expect("nobody panics with it")
+    fn running(&self) -> MutexGuard<'_, Running> {
+        self.running.lock().expect("nobody panics with it")
+    }
+}
+
+impl Place {
+    /// `None` when the batch has one, or as many as may have one.
+    fn take(http: &web::Data<Http>, caller: &Caller, id: &str, most: usize) -> Option<Self> {
+        let key = (caller.tenant_name().to_owned(), id.to_owned());
+        let (cancel, cancelled) = watch::channel(false);
+        let mut running = http.batches.running();
+        if running.len() >= most || running.contains_key(&key) {
+            return None;
+        }
+        running.insert(key.clone(), cancel);
+        Some(Self { http: http.clone(), key, cancelled })
+    }
+
+    /// Starts the batch's task.
+    fn start(self, caller: Caller) {
+        actix_web::rt::spawn(async move {
+            drive::drive(&self.http, &caller, &self.key.1, self.cancelled.clone()).await;
+        });
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.http.batches.running().remove(&self.key);
     }
 }
 
@@ -45,6 +97,8 @@ pub(super) struct Request {
     /// `24h`.
     completion_window: String,
     metadata: Option<BTreeMap<String, String>>,
+    /// How long its files are kept; as long as all files if it is not said.
+    output_expires_after: Option<ExpiresAfter>,
 }
 
 /// Batches, those that were made last first.
@@ -89,49 +143,52 @@ pub(super) async fn create(
             format!("metadata has more than {MAX_BATCH_METADATA} short texts"),
         ));
     }
+    request.output_expires_after.iter().try_for_each(|after| after.check("output_expires_after"))?;
     files::find(&http, &caller, &request.input_file_id).await.map_err(|problem| Problem {
         param: Some("input_file_id".to_owned()),
         kind: if problem.kind == Kind::NotFound { Kind::Invalid } else { problem.kind },
         ..problem
     })?;
-    if http.batches.running().len() >= MAX_BATCHES_AT_ONCE {
+    let id = http.fresh_id("batch_");
+    let place = Place::take(&http, &caller, &id, MAX_BATCHES_AT_ONCE).ok_or_else(|| {
         let message = format!("{MAX_BATCHES_AT_ONCE} batches are under way");
-        return Err(Problem::new(Kind::Busy { retry_after: *crate::limits::RETRY_AFTER.end() }, message));
-    }
+        Problem::new(Kind::Busy { retry_after: *RETRY_AFTER.end() }, message)
+    })?;
     let now = http.unix_s();
-    let batch = Batch::new(http.fresh_id("batch_"), request.endpoint, request.input_file_id, metadata, now);
-    let running = Running { tenant: caller.tenant_name().to_owned(), cancelled: false };
-    http.services.objects.put(vec![batch.object(&caller), running.object(&batch.id, now)]).await?;
-    start(&http, caller, batch.id.clone());
-    Ok(HttpResponse::Ok().json(batch))
-}
-
-/// Starts a batch's task, unless it runs.
-fn start(http: &web::Data<Http>, caller: Caller, id: String) {
-    let key = (caller.tenant_name().to_owned(), id.clone());
-    let (stop, stopped) = watch::channel(false);
-    if http.batches.running().insert(key.clone(), stop).is_some() {
-        return;
-    }
-    let http = http.clone();
-    actix_web::rt::spawn(async move {
-        if let Err(problem) = drive::drive(&http, &caller, &id, stopped).await {
-            // What it was at is on disk; the next start goes on.
-            tracing::error!(batch = %id, why = %problem, "a batch stands still until the next start");
-        }
-        http.batches.running().remove(&key);
+    let mut batch = Batch::new(id, request.endpoint, request.input_file_id, metadata, now);
+    batch.output_expires_after = request.output_expires_after;
+    let mark = Mark { tenant: caller.tenant_name().to_owned(), cancelled: false };
+    let objects = vec![batch.object(&caller), mark.object(&batch.id, now)];
+    // Not a part of the request: a client that leaves now leaves no batch behind that is kept and not driven.
+    let begun = actix_web::rt::spawn(async move {
+        http.services.objects.put(objects).await?;
+        place.start(caller);
+        Ok::<_, Problem>(())
     });
+    begun.await.map_err(|error| Problem::new(Kind::Failed, error.to_string()))??;
+    Ok(HttpResponse::Ok().json(batch))
 }
 
 /// Goes on with all batches that are not over.
 pub(in crate::http) async fn resume(http: web::Data<Http>) {
-    match record::all_running(&http).await {
-        Ok(batches) => {
-            for (tenant, id) in batches {
-                start(&http, Caller::of_tenant(&tenant), id);
+    let mut pause = *BATCH_RETRY.start();
+    let marked = loop {
+        match record::marked(&http).await {
+            Ok(marked) => break marked,
+            Err(problem) if pause == *BATCH_RETRY.start() => {
+                tracing::warn!(why = %problem, "batches stand still until their marks can be read");
             }
+            Err(_) => {}
         }
-        Err(problem) => tracing::error!(why = %problem, "batches stand still until the next start"),
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(*BATCH_RETRY.end());
+    };
+    for (tenant, id) in marked {
+        let caller = Caller::of_tenant(&tenant);
+        // One that was begun meanwhile has its task.
+        if let Some(place) = Place::take(&http, &caller, &id, usize::MAX) {
+            place.start(caller);
+        }
     }
 }
 
@@ -165,21 +222,16 @@ pub(super) async fn cancel(
     caller: Caller,
     id: web::Path<String>,
 ) -> Result<HttpResponse, Problem> {
-    let mut batch = record::find(&http, &caller, &id).await?;
+    let found = record::mark_cancelled(&http, &caller, &id).await?;
+    let mut batch = found.ok_or_else(|| record::none(&id))?;
     if batch.status.is_over() {
         let message = format!("batch {} is {} already", batch.id, batch.status.name());
         return Err(Problem::new(Kind::Conflict, message));
     }
-    let now = http.unix_s();
-    let mark = Running { tenant: caller.tenant_name().to_owned(), cancelled: true };
-    http.services.objects.put(vec![mark.object(&batch.id, now)]).await?;
-    let key = (mark.tenant, batch.id.clone());
-    if let Some(stop) = http.batches.running().get(&key) {
-        stop.send_replace(true);
+    let key = (caller.tenant_name().to_owned(), batch.id.clone());
+    if let Some(cancel) = http.batches.running().get(&key) {
+        cancel.send_replace(true);
     }
-    let name = BatchId::new(batch.id.clone()).expect("an id of ours");
-    let target = CancelTarget::Batch { tenant: caller.tenant.clone(), batch: name };
-    http.services.ask_scheduler(CancelJobs(target)).await??;
-    batch.become_(Status::Cancelling, now);
+    batch.become_(Status::Cancelling, http.unix_s());
     Ok(HttpResponse::Ok().json(batch))
 }

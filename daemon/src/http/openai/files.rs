@@ -6,7 +6,7 @@ use crate::http::caller::Caller;
 use crate::http::problem::{Kind, Problem};
 use crate::http::{Http, body};
 use crate::limits::{
-    HTTP_BODY_TIMEOUT, HTTP_FILE_BYTES, HTTP_FILE_TIMEOUT, MAX_FILE_FIELD_BYTES, MAX_PAGE_ROWS,
+    FILE_EXPIRY_S, HTTP_BODY_TIMEOUT, HTTP_FILE_BYTES, HTTP_FILE_TIMEOUT, MAX_FILE_FIELD_BYTES, MAX_PAGE_ROWS,
 };
 use crate::object_disk::Upload;
 use actix_multipart::{Field, Multipart};
@@ -41,6 +41,16 @@ pub(super) struct File {
 struct Stored {
     filename: String,
     purpose: String,
+}
+
+/// When a file goes by itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "FileExpiresAfter")]
+pub(super) struct ExpiresAfter {
+    /// `created_at`.
+    anchor: String,
+    /// Since it was made; from an hour to 30 days.
+    seconds: u64,
 }
 
 /// Files.
@@ -94,6 +104,39 @@ impl File {
     }
 }
 
+impl ExpiresAfter {
+    /// # Errors
+    /// Not as OpenAI has it; `param` is what the client calls it.
+    pub(super) fn check(&self, param: &str) -> Result<(), Problem> {
+        if self.anchor != "created_at" {
+            return Err(Problem::of(
+                param,
+                format!("{param}: anchor is not \"created_at\", the only one there is"),
+            ));
+        }
+        if !FILE_EXPIRY_S.contains(&self.seconds) {
+            let (least, most) = (FILE_EXPIRY_S.start(), FILE_EXPIRY_S.end());
+            let message = format!("{param}: seconds is {}, must be from {least} to {most}", self.seconds);
+            return Err(Problem::of(param, message));
+        }
+        Ok(())
+    }
+
+    /// That of a form, which has a field for each of its parts.
+    fn of_form(anchor: Option<String>, seconds: Option<String>) -> Result<Option<Self>, Problem> {
+        const PARAM: &str = "expires_after";
+        let (anchor, seconds) = match (anchor, seconds) {
+            (None, None) => return Ok(None),
+            (Some(anchor), Some(seconds)) => (anchor, seconds.parse()),
+            _ => return Err(Problem::of(PARAM, "expires_after has an anchor and seconds; one is missing")),
+        };
+        let seconds = seconds.map_err(|_| Problem::of(PARAM, "expires_after: seconds is no number"))?;
+        let expires_after = Self { anchor, seconds };
+        expires_after.check(PARAM)?;
+        Ok(Some(expires_after))
+    }
+}
+
 /// A file of this caller's.
 ///
 /// # Errors
@@ -107,12 +150,18 @@ pub(super) async fn find(http: &Http, caller: &Caller, id: &str) -> Result<Objec
 }
 
 /// The record of a new file; its content is the upload's.
-pub(super) fn record(http: &Http, caller: &Caller, filename: &str, purpose: &str) -> Object {
+pub(super) fn record(
+    http: &Http,
+    caller: &Caller,
+    (filename, purpose): (&str, &str),
+    expires_after: Option<&ExpiresAfter>,
+) -> Object {
+    let created_ms = http.services.clock.unix_ms();
     let stored = Stored { filename: filename.to_owned(), purpose: purpose.to_owned() };
     Object {
         name: ObjectName::new(KIND, caller.tenant_name(), &http.fresh_id("file-")),
-        created_ms: http.services.clock.unix_ms(),
-        expires_ms: None,
+        created_ms,
+        expires_ms: expires_after.map(|after| created_ms + after.seconds * 1000),
         value: serde_json::to_vec(&stored).expect("two texts become JSON"),
         content: None,
     }
@@ -124,23 +173,32 @@ pub(super) async fn create(
     form: Multipart,
 ) -> Result<HttpResponse, Problem> {
     let taken = tokio::time::timeout(HTTP_FILE_TIMEOUT, take(&http, form)).await;
-    let (upload, filename, purpose) = taken.unwrap_or_else(|_| {
+    let Form { upload, filename, purpose, expires_after } = taken.unwrap_or_else(|_| {
         let seconds = HTTP_FILE_TIMEOUT.as_secs();
         Err(Problem::new(Kind::Slow, format!("the file did not come within {seconds} s")))
     })?;
-    let record = record(&http, &caller, &filename, &purpose);
+    let record = record(&http, &caller, (&filename, &purpose), expires_after.as_ref());
     let name = record.name.clone();
     upload.put(record).await?;
     let stored = find(&http, &caller, &name.id).await?;
     Ok(HttpResponse::Ok().json(File::of(&stored)?))
 }
 
-/// The form's file, its name and its purpose.
-async fn take(http: &Http, mut form: Multipart) -> Result<(Upload, String, String), Problem> {
-    let (mut file, mut purpose) = (None, None);
+/// What a form has.
+struct Form {
+    upload: Upload,
+    filename: String,
+    purpose: String,
+    expires_after: Option<ExpiresAfter>,
+}
+
+async fn take(http: &Http, mut form: Multipart) -> Result<Form, Problem> {
+    let (mut file, mut purpose, mut anchor, mut seconds) = (None, None, None, None);
     while let Some(mut field) = next(form.next()).await? {
         match field.name() {
-            Some("purpose") => purpose = Some(text(&mut field).await?),
+            Some("purpose") => purpose = Some(text("purpose", &mut field).await?),
+            Some("expires_after[anchor]") => anchor = Some(text("expires_after", &mut field).await?),
+            Some("expires_after[seconds]") => seconds = Some(text("expires_after", &mut field).await?),
             Some("file") => {
                 let name = field.content_disposition().and_then(|head| head.get_filename());
                 let name = name.unwrap_or("file").chars().filter(|c| !c.is_control()).take(255).collect();
@@ -160,8 +218,9 @@ async fn take(http: &Http, mut form: Multipart) -> Result<(Upload, String, Strin
     }
     let purpose = purpose.filter(|purpose| !purpose.is_empty());
     let purpose = purpose.ok_or_else(|| Problem::of("purpose", "purpose is missing, such as \"batch\""))?;
-    let (upload, name) = file.ok_or_else(|| Problem::of("file", "file is missing"))?;
-    Ok((upload, name, purpose))
+    let (upload, filename) = file.ok_or_else(|| Problem::of("file", "file is missing"))?;
+    let expires_after = ExpiresAfter::of_form(anchor, seconds)?;
+    Ok(Form { upload, filename, purpose, expires_after })
 }
 
 /// The next part of a form, in time.
@@ -176,16 +235,16 @@ async fn next<T>(
         .map_err(|error| Problem::new(Kind::Invalid, format!("the form is not as expected: {error}")))
 }
 
-async fn text(field: &mut Field) -> Result<String, Problem> {
+async fn text(name: &str, field: &mut Field) -> Result<String, Problem> {
     let mut text = Vec::new();
     while let Some(chunk) = next(field.next()).await? {
         if text.len() + chunk.len() > MAX_FILE_FIELD_BYTES {
-            let message = format!("purpose has more than {MAX_FILE_FIELD_BYTES} bytes");
-            return Err(Problem::of("purpose", message));
+            let message = format!("{name} has more than {MAX_FILE_FIELD_BYTES} bytes");
+            return Err(Problem::of(name, message));
         }
         text.extend_from_slice(&chunk);
     }
-    String::from_utf8(text).map_err(|_| Problem::of("purpose", "purpose is not UTF-8"))
+    String::from_utf8(text).map_err(|_| Problem::of(name, format!("{name} is not UTF-8")))
 }
 
 pub(super) async fn list(
@@ -282,7 +341,7 @@ pub(super) fn pieces(
         let http = http.clone();
         async move {
             let content = content.expect("it has a piece");
-            let gone = || Problem::new(Kind::Failed, "the file was deleted while it was read");
+            let gone = || Problem::new(Kind::NotFound, "the file went while it was read");
             http.services.objects.piece(content, number).await?.ok_or_else(gone)
         }
     }))

@@ -1,127 +1,135 @@
-//! The task of one batch: reads the file, keeps some requests under way, writes results down as they come, and makes files of
-//! them at the end.
+//! The task of one batch, from a file of requests to files of results.
 //!
-//! Results go to the object store in segments, each with the record's new counts in the same transaction. So what a restart
-//! finds is the record, the segments that belong to it, and jobs that their keys lead back to.
+//! A batch is validating (its lines are read), in progress (some lines are under way, results are written down as they come),
+//! finalizing or being cancelled (files are made of the results), and then over: completed, failed, expired or cancelled. Each
+//! step begins with what the disk has: the record, the mark, the results, and jobs that the lines' keys lead back to. So
+//! whatever ends one, a crash or a disk that fails for a while, the next try goes on. The files and the record that names
+//! them are one transaction; a batch that is over only has its results and its mark taken away.
 
-use super::super::{chat, completions, embeddings, files};
-use super::lines::{Endpoint, Line, Lines, endpoint};
-use super::record::{self, Batch, LineError, Running, Status};
+use super::super::files;
+use super::ask::{Outcome, Question};
+use super::lines::{Line, Lines, endpoint};
+use super::record::{self, Batch, LineError, Mark, Status};
+use super::results::{self, Results};
 use crate::http::Http;
 use crate::http::caller::Caller;
-use crate::http::dialect::Dialect;
 use crate::http::problem::{Kind, Problem};
-use crate::http::responses;
 use crate::limits::{
-    BATCH_IN_FLIGHT, BATCH_RETRY, BATCH_SEGMENT_BYTES, BATCH_SEGMENT_TIME, MAX_BATCH_ERRORS, MAX_LABEL_BYTES,
+    BATCH_IN_FLIGHT, BATCH_IN_FLIGHT_BYTES, BATCH_RETRY, BATCH_SEGMENT_TIME, HTTP_BODY_BYTES,
+    MAX_BATCH_ERRORS,
 };
+use crate::scheduler::CancelJobs;
 use actix_web::web;
-use futures_util::StreamExt;
-use futures_util::stream::FuturesUnordered;
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
-use std::collections::{HashMap, HashSet};
-use tokio::sync::watch;
-use zllm_state::{Object, ObjectName, ObjectOrder};
+use futures_util::stream::{self, FuturesUnordered};
+use futures_util::{Stream, StreamExt, TryStreamExt};
+use std::collections::HashMap;
+use std::sync::Arc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use zllm_wire::limits::MAX_BATCH_JOBS;
-use zllm_wire::{BatchId, Class, IdempotencyKey, Submit};
+use zllm_wire::{BatchId, CancelTarget};
 
-/// What segments of results are called in the object store; each batch is a tenant of its own there.
-const SEGMENT_KIND: &str = "batch_results";
-
-/// One result.
-#[derive(Debug, Serialize, Deserialize)]
-struct Outcome {
-    /// The line that it answers.
-    line: u64,
-    /// Whether it is an answer, and no error.
-    good: bool,
-    /// What the client reads: a line of JSON.
-    told: String,
-}
-
-/// Drives a batch to its end.
-///
-/// # Errors
-/// The disk's; what was at work goes on with the next start.
+/// Drives a batch to its end, as often as it takes. What goes wrong here goes by: what does not is an end of the batch.
 pub(super) async fn drive(
     http: &web::Data<Http>,
     caller: &Caller,
     id: &str,
-    stopped: watch::Receiver<bool>,
-) -> Result<(), Problem> {
-    let batch = record::find(http, caller, id).await?;
-    let mark = http.services.objects.get(Running::name(id)).await?;
-    let cancelled = mark.map(|mark| Running::of(&mark)).transpose()?.is_some_and(|mark| mark.cancelled);
-    let path = endpoint(&batch.endpoint)?;
-    let mut driver = Driver {
-        http,
-        caller,
-        path,
-        stopped,
-        cancelled,
-        batch,
-        waiting: Vec::new(),
-        waiting_bytes: 0,
-        segments: 0,
-        done: HashSet::new(),
-    };
-    driver.run().await
+    mut cancelled: watch::Receiver<bool>,
+) {
+    let mut pause = *BATCH_RETRY.start();
+    while let Err(problem) = try_to_end(http, caller, id, cancelled.clone()).await {
+        tracing::warn!(batch = %id, why = %problem, "a batch waits and goes on");
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            Ok(()) = cancelled.changed() => {}
+        }
+        pause = (pause * 2).min(*BATCH_RETRY.end());
+    }
 }
 
+async fn try_to_end(
+    http: &web::Data<Http>,
+    caller: &Caller,
+    id: &str,
+    cancelled: watch::Receiver<bool>,
+) -> Result<(), Problem> {
+    match record::find(http, caller, id).await {
+        Ok(batch) if batch.status.is_over() => {}
+        Ok(batch) => {
+            let mark = http.services.objects.get(Mark::name(id)).await?;
+            let was_cancelled =
+                mark.map(|mark| Mark::of(&mark)).transpose()?.is_some_and(|mark| mark.cancelled);
+            let results = Results::find(http, caller, id).await?;
+            Driver { http, caller, batch, results, cancelled, was_cancelled, lost: None }.run().await?;
+        }
+        // It had to give way to other objects: nobody can ask for it.
+        Err(problem) if problem.kind == Kind::NotFound => {}
+        Err(problem) => return Err(problem),
+    }
+    results::clear(http, caller, id).await
+}
+
+/// A batch that is not over.
 struct Driver<'a> {
     http: &'a web::Data<Http>,
     caller: &'a Caller,
-    path: Endpoint,
-    stopped: watch::Receiver<bool>,
-    cancelled: bool,
     batch: Batch,
-    /// Results that are not on disk yet, and about their bytes.
-    waiting: Vec<Outcome>,
-    waiting_bytes: usize,
-    segments: u64,
-    /// Lines whose results are there.
-    done: HashSet<u64>,
+    results: Results,
+    cancelled: watch::Receiver<bool>,
+    /// Before it was taken up.
+    was_cancelled: bool,
+    /// Why the rest of its lines cannot be read.
+    lost: Option<Problem>,
 }
 
 impl Driver<'_> {
-    async fn run(&mut self) -> Result<(), Problem> {
-        if self.batch.status == Status::Validating && !self.validate().await? {
-            return self.end().await;
+    async fn run(mut self) -> Result<(), Problem> {
+        if self.batch.status == Status::Validating && self.due_end().is_none() {
+            let errors = self.validate().await?;
+            let now = self.http.unix_s();
+            if !errors.is_empty() {
+                self.batch.fail(errors, now);
+                return self.save().await;
+            }
+            self.batch.become_(Status::InProgress, now);
+            self.save().await?;
         }
-        self.find_results().await?;
-        let expired = !self.batch.status.is_over() && self.answer_all().await?;
-        let end = match (self.cancelled, expired) {
-            (true, _) => Status::Cancelled,
-            (false, true) => Status::Expired,
-            (false, false) => Status::Completed,
-        };
-        self.flush().await?;
-        if !self.cancelled {
-            self.batch.become_(Status::Finalizing, self.http.unix_s());
-            self.store(Vec::new()).await?;
+        let end = self.answer_all().await?;
+        if end != Status::Completed {
+            self.cancel_jobs().await?;
         }
-        self.batch.output_file_id = self.file(true).await?;
-        self.batch.error_file_id = self.file(false).await?;
-        self.batch.become_(end, self.http.unix_s());
-        self.end().await
+        self.finalize(end).await
     }
 
-    /// Reads all lines; whether they can be asked.
-    async fn validate(&mut self) -> Result<bool, Problem> {
+    /// How the batch ends, if it does now. With all its results it does not expire.
+    fn due_end(&self) -> Option<Status> {
+        let total = self.batch.request_counts.total;
+        if self.was_cancelled || *self.cancelled.borrow() {
+            Some(Status::Cancelled)
+        } else if self.batch.status != Status::Validating && self.results.count_all() >= total {
+            Some(Status::Completed)
+        } else if self.http.unix_s() >= self.batch.expires_at {
+            Some(Status::Expired)
+        } else {
+            None
+        }
+    }
+
+    /// Reads all lines and counts them; what is wrong with them.
+    async fn validate(&mut self) -> Result<Vec<LineError>, Problem> {
         let (mut errors, mut ids, mut total) = (Vec::new(), HashMap::new(), 0);
-        let mut lines = self.lines().await?;
-        loop {
+        let mut lines = self.lines();
+        while errors.len() < MAX_BATCH_ERRORS && total <= MAX_BATCH_JOBS {
             let (number, text) = match lines.next().await {
                 Ok(Some(line)) => line,
                 Ok(None) => break,
-                Err(problem) => {
+                Err(problem) if matches!(problem.kind, Kind::Invalid | Kind::NotFound) => {
                     errors.push(LineError::of_file(problem));
                     break;
                 }
+                Err(problem) => return Err(problem),
             };
             total += 1;
-            match Line::parse(number, &text, &self.batch.endpoint) {
+            match Line::parse(number, text, &self.batch.endpoint) {
                 Ok(line) => {
                     if let Some(first) = ids.insert(line.custom_id, number) {
                         errors.push(LineError {
@@ -134,9 +142,6 @@ impl Driver<'_> {
                 }
                 Err(error) => errors.push(error),
             }
-            if errors.len() >= MAX_BATCH_ERRORS || total > MAX_BATCH_JOBS {
-                break;
-            }
         }
         let about_the_file = |message: String| LineError::of_file(Problem::of("input_file_id", message));
         if total == 0 && errors.is_empty() {
@@ -145,222 +150,148 @@ impl Driver<'_> {
         if total > MAX_BATCH_JOBS {
             errors.push(about_the_file(format!("the file has more than {MAX_BATCH_JOBS} requests")));
         }
-        let now = self.http.unix_s();
-        if errors.is_empty() {
-            self.batch.request_counts.total = total as u64;
-            self.batch.become_(Status::InProgress, now);
-            self.store(Vec::new()).await?;
-            return Ok(true);
-        }
-        self.batch.fail(errors, now);
-        Ok(false)
+        self.batch.request_counts.total = if errors.is_empty() { total as u64 } else { 0 };
+        Ok(errors)
     }
 
-    async fn lines(
-        &self,
-    ) -> Result<Lines<impl futures_util::Stream<Item = Result<Vec<u8>, Problem>> + Unpin + use<>>, Problem>
-    {
-        let file = files::find(self.http, self.caller, &self.batch.input_file_id).await?;
-        Ok(Lines::new(files::pieces(self.http.clone(), file)))
+    /// The input's lines, from the first on.
+    fn lines(&self) -> Lines<impl Stream<Item = Result<Vec<u8>, Problem>> + Unpin + use<>> {
+        let (http, caller, file) = (self.http.clone(), self.caller.clone(), self.batch.input_file_id.clone());
+        let pieces = async move {
+            let file = files::find(&http, &caller, &file).await?;
+            Ok::<_, Problem>(files::pieces(http, file))
+        };
+        Lines::new(Box::pin(stream::once(pieces).try_flatten()))
     }
 
-    /// Asks all lines that have no result; whether the time was over before.
-    async fn answer_all(&mut self) -> Result<bool, Problem> {
-        let mut lines = self.lines().await?;
-        let mut in_flight = FuturesUnordered::new();
-        let mut stopped = self.stopped.clone();
-        let mut flush = tokio::time::interval(BATCH_SEGMENT_TIME);
-        let (http, caller, path) = (self.http.clone(), self.caller.clone(), self.path);
-        let mut more = true;
-        while (more || !in_flight.is_empty()) && !self.cancelled {
-            if self.http.unix_s() >= self.batch.expires_at {
-                return Ok(true);
+    /// Asks all lines that have no result; how the batch ends.
+    async fn answer_all(&mut self) -> Result<Status, Problem> {
+        let (mut lines, mut next) = (self.lines(), None);
+        let mut under_way = FuturesUnordered::new();
+        let mut cancelled = self.cancelled.clone();
+        let mut save = tokio::time::interval(BATCH_SEGMENT_TIME);
+        let room = Arc::new(Semaphore::new(BATCH_IN_FLIGHT_BYTES / 1024));
+        loop {
+            if let Some(end) = self.due_end() {
+                return Ok(end);
             }
-            while more && in_flight.len() < BATCH_IN_FLIGHT {
-                match lines.next().await? {
-                    None => more = false,
-                    Some((number, _)) if self.done.contains(&number) => {}
-                    Some((number, text)) => {
-                        let (http, caller, batch) = (http.clone(), caller.clone(), self.batch.id.clone());
-                        let endpoint = self.batch.endpoint.clone();
-                        in_flight.push(async move {
-                            answer(&http, &caller, &batch, (path, &endpoint), (number, text)).await
-                        });
-                    }
+            while under_way.len() < BATCH_IN_FLIGHT {
+                if next.is_none() {
+                    next = self.next_line(&mut lines).await?;
                 }
+                let Some((_, line)) = &next else { break };
+                let Some(room) = self.take_room(&room, line) else { break };
+                let (number, line) = next.take().expect("it was looked at");
+                under_way.push(self.question(number, line, room)?.answer());
+            }
+            if under_way.is_empty() && next.is_none() {
+                let fewer = || Problem::of("input_file_id", "the file has fewer lines than it had");
+                self.lost.get_or_insert_with(fewer);
+                return Ok(Status::Failed);
             }
             tokio::select! {
-                Some(outcome) = in_flight.next() => self.take(outcome).await?,
-                _ = flush.tick() => self.flush().await?,
-                Ok(()) = stopped.changed() => {
-                    self.cancelled = true;
-                    self.batch.become_(Status::Cancelling, self.http.unix_s());
-                    self.store(Vec::new()).await?;
+                Some(outcome) = under_way.next() => {
+                    self.results.add(outcome);
+                    if self.results.are_many() {
+                        self.save().await?;
+                    }
                 }
+                _ = save.tick() => if self.results.are_waiting() {
+                    self.save().await?;
+                },
+                Ok(()) = cancelled.changed() => {}
             }
         }
-        Ok(false)
     }
 
-    async fn take(&mut self, outcome: Outcome) -> Result<(), Problem> {
-        let counts = &mut self.batch.request_counts;
-        *(if outcome.good { &mut counts.completed } else { &mut counts.failed }) += 1;
-        self.done.insert(outcome.line);
-        self.waiting_bytes += outcome.told.len();
-        self.waiting.push(outcome);
-        if self.waiting_bytes >= BATCH_SEGMENT_BYTES { self.flush().await } else { Ok(()) }
-    }
-
-    /// Writes down the results that wait.
-    async fn flush(&mut self) -> Result<(), Problem> {
-        if self.waiting.is_empty() {
-            return Ok(());
+    /// The next line that has no result; `None` also when it cannot be read any more.
+    async fn next_line(
+        &mut self,
+        lines: &mut Lines<impl Stream<Item = Result<Vec<u8>, Problem>> + Unpin>,
+    ) -> Result<Option<(u64, Line)>, Problem> {
+        while self.lost.is_none() {
+            match lines.next().await {
+                Ok(None) => break,
+                Ok(Some((number, _))) if self.results.has(number) => {}
+                Ok(Some((number, text))) => match Line::parse(number, text, &self.batch.endpoint) {
+                    Ok(line) => return Ok(Some((number, line))),
+                    // It was right for the daemon that took the batch.
+                    Err(error) => {
+                        let (name, request_id) = (String::new(), self.http.fresh_id("req_"));
+                        let problem = Problem::new(Kind::Invalid, error.message);
+                        let of = (self.batch.id.as_str(), number, name);
+                        self.results.add(Outcome::new(of, request_id, Err(problem)));
+                    }
+                },
+                Err(problem) if problem.kind == Kind::NotFound => self.lost = Some(problem),
+                Err(problem) => return Err(problem),
+            }
         }
-        let segment = Object {
-            name: ObjectName::new(SEGMENT_KIND, &self.batch.id, &format!("{:08}", self.segments)),
-            created_ms: self.http.services.clock.unix_ms(),
-            expires_ms: None,
-            value: serde_json::to_vec(&self.waiting).expect("results become JSON"),
-            content: None,
-        };
-        self.store(vec![segment]).await?;
-        self.segments += 1;
-        self.waiting.clear();
-        self.waiting_bytes = 0;
+        Ok(None)
+    }
+
+    /// Room for a line, of the batch's own and of that of all; `None` when there is none now.
+    fn take_room(&self, own: &Arc<Semaphore>, line: &Line) -> Option<[OwnedSemaphorePermit; 2]> {
+        const _: () = assert!(BATCH_IN_FLIGHT_BYTES > HTTP_BODY_BYTES, "each line finds room alone");
+        let kib = (line.bytes() / 1024 + 1) as u32;
+        let own = own.clone().try_acquire_many_owned(kib).ok()?;
+        Some([own, self.http.batches.room.clone().try_acquire_many_owned(kib).ok()?])
+    }
+
+    fn question(
+        &self,
+        number: u64,
+        line: Line,
+        room: [OwnedSemaphorePermit; 2],
+    ) -> Result<Question, Problem> {
+        let endpoint = endpoint(&self.batch.endpoint)?;
+        let (http, caller, batch) = (self.http.clone(), self.caller.clone(), self.batch.id.clone());
+        Ok(Question { http, caller, batch, endpoint, number, line, _room: room })
+    }
+
+    /// Ends what is under way: nobody will ask for it.
+    async fn cancel_jobs(&self) -> Result<(), Problem> {
+        let batch = BatchId::new(self.batch.id.clone()).expect("an id of ours");
+        let target = CancelTarget::Batch { tenant: self.caller.tenant.clone(), batch };
+        self.http.services.ask_scheduler(CancelJobs(target)).await??;
         Ok(())
     }
 
-    async fn store(&self, mut with: Vec<Object>) -> Result<(), Problem> {
-        with.push(self.batch.object(self.caller));
-        Ok(self.http.services.objects.put(with).await?)
-    }
-
-    /// Which results an earlier run has written down. Their counts are the record's.
-    async fn find_results(&mut self) -> Result<(), Problem> {
-        let mut after = None;
-        while let Some(segment) = self.segment(after).await? {
-            after = Some(segment.name.id.clone());
-            self.segments += 1;
-            self.done.extend(outcomes(&segment)?.iter().map(|outcome| outcome.line));
-        }
+    /// Puts the record, with the results that wait.
+    async fn save(&mut self) -> Result<(), Problem> {
+        self.batch.request_counts = self.results.counts(self.batch.request_counts.total);
+        let mut objects = vec![self.batch.object(self.caller)];
+        objects.extend(self.results.segment(self.http, self.caller, &self.batch.id));
+        self.http.services.objects.put(objects).await?;
+        self.results.are_saved();
         Ok(())
     }
 
-    /// The segment behind this one, in order.
-    async fn segment(&self, after: Option<String>) -> Result<Option<Object>, Problem> {
-        let objects = &self.http.services.objects;
-        let order = ObjectOrder::OldestFirst;
-        let page = objects.list(SEGMENT_KIND, self.batch.id.clone(), after, 1, order).await?;
-        Ok(page.unwrap_or_default().pop())
-    }
-
-    /// A file of the answers, or of the errors; `None` where there are none.
-    async fn file(&self, good: bool) -> Result<Option<String>, Problem> {
-        let mut upload = None;
-        let mut after = None;
-        while let Some(segment) = self.segment(after).await? {
-            after = Some(segment.name.id.clone());
-            for outcome in outcomes(&segment)?.iter().filter(|outcome| outcome.good == good) {
-                let upload = match &mut upload {
-                    Some(upload) => upload,
-                    None => upload.insert(self.http.services.objects.upload()?),
-                };
-                upload.write((outcome.told.clone() + "\n").as_bytes()).await?;
-            }
+    /// Makes the files and the record as it stays.
+    async fn finalize(mut self, end: Status) -> Result<(), Problem> {
+        let on_the_way = if end == Status::Cancelled { Status::Cancelling } else { Status::Finalizing };
+        self.batch.become_(on_the_way, self.http.unix_s());
+        self.save().await?;
+        let [answers, errors] = self.results.files(self.http, self.caller, &self.batch.id).await?;
+        let mut uploads = Vec::new();
+        for (upload, what) in [(answers, "output"), (errors, "errors")] {
+            let Some(upload) = upload else { continue };
+            let name = format!("{}_{what}.jsonl", self.batch.id);
+            let expires_after = self.batch.output_expires_after.as_ref();
+            let file = files::record(self.http, self.caller, (&name, "batch_output"), expires_after);
+            let id =
+                if what == "output" { &mut self.batch.output_file_id } else { &mut self.batch.error_file_id };
+            *id = Some(file.name.id.clone());
+            uploads.push((upload, file));
         }
-        let Some(upload) = upload else { return Ok(None) };
-        let what = if good { "output" } else { "errors" };
-        let name = format!("{}_{what}.jsonl", self.batch.id);
-        let record = files::record(self.http, self.caller, &name, "batch_output");
-        let id = record.name.id.clone();
-        upload.put(record).await?;
-        Ok(Some(id))
-    }
-
-    /// The record is as it is to stay.
-    async fn end(&mut self) -> Result<(), Problem> {
-        self.store(Vec::new()).await?;
-        let (id, segments) = (self.batch.id.clone(), self.segments);
-        let done = self.http.services.objects.with(move |store, _| {
-            let segments =
-                (0..segments).map(|number| ObjectName::new(SEGMENT_KIND, &id, &format!("{number:08}")));
-            store.delete(&segments.chain([Running::name(&id)]).collect::<Vec<_>>())
-        });
-        done.await?;
-        Ok(())
-    }
-}
-
-fn outcomes(segment: &Object) -> Result<Vec<Outcome>, Problem> {
-    serde_json::from_slice(&segment.value)
-        .map_err(|error| Problem::new(Kind::Failed, format!("a batch's results cannot be read: {error}")))
-}
-
-/// Asks one line, as often as there is no room.
-async fn answer(
-    http: &web::Data<Http>,
-    caller: &Caller,
-    batch: &str,
-    (path, endpoint): (Endpoint, &str),
-    (number, text): (u64, Vec<u8>),
-) -> Outcome {
-    let line = match Line::parse(number, &text, endpoint) {
-        Ok(line) => line,
-        // It was right when the batch began.
-        Err(error) => {
-            return Outcome {
-                line: number,
-                good: false,
-                told: json!({ "error": error.message }).to_string(),
-            };
+        let now = self.http.unix_s();
+        match self.lost {
+            Some(problem) if end == Status::Failed => self.batch.fail(vec![LineError::of_file(problem)], now),
+            _ => self.batch.become_(end, now),
         }
-    };
-    let own = |submit: &mut Submit| {
-        submit.detached = true;
-        submit.class = Class::Batch;
-        submit.batch = BatchId::new(batch.to_owned()).ok();
-        submit.key = IdempotencyKey::new(format!("{batch}:{number}")).ok();
-        submit.label = Some(label(&line.custom_id));
-    };
-    let (body, batch_number) = (line.body.to_string(), batch.trim_start_matches("batch_"));
-    // Longer than the number of any response that is not a batch's.
-    let response_number = format!("{batch_number}b{number}");
-    let answered = loop {
-        let answered = match path {
-            Endpoint::Chat => chat::answer(http, caller, body.as_bytes(), own).await,
-            Endpoint::Completions => completions::answer(http, caller, body.as_bytes(), own).await,
-            Endpoint::Embeddings => embeddings::answer(http, caller, body.as_bytes()).await,
-            Endpoint::Responses => {
-                responses::answer(http, caller, &response_number, body.as_bytes(), own).await
-            }
-        };
-        match answered {
-            Err(Problem { kind: Kind::Busy { retry_after }, .. }) => tokio::time::sleep(retry_after).await,
-            // Somebody drains the daemon, or it is about to stop.
-            Err(Problem { kind: Kind::Unavailable, .. }) => tokio::time::sleep(BATCH_RETRY).await,
-            answered => break answered,
-        }
-    };
-    let (good, status, body) = match answered {
-        Ok(body) => (true, 200, body),
-        Err(problem) => (false, problem.status().as_u16(), Dialect::OpenAi.error(&problem).to_string()),
-    };
-    let id = format!("batch_req_{batch_number}_{number}");
-    let (custom_id, request_id) = (Value::from(line.custom_id), http.fresh_id("req_"));
-    // The body as it would be alone, to the last digit.
-    let told = format!(
-        r#"{{"id":"{id}","custom_id":{custom_id},"response":{{"status_code":{status},"request_id":"{request_id}","body":{body}}},"error":null}}"#
-    );
-    Outcome { line: number, good, told }
-}
-
-/// As much of a name as a label holds.
-fn label(custom_id: &str) -> String {
-    let mut end = custom_id.len().min(MAX_LABEL_BYTES);
-    while !custom_id.is_char_boundary(end) {
-        end -= 1;
+        let record = self.batch.object(self.caller);
+        Ok(self.http.services.objects.put_uploads(uploads, vec![record]).await?)
     }
-    custom_id[..end].to_owned()
 }
 
 impl LineError {

@@ -1,9 +1,10 @@
 //! What is kept of a batch: its record, which is what clients are shown, a mark while it is not over, and its results so far.
 
+use super::super::files::ExpiresAfter;
 use crate::http::Http;
 use crate::http::caller::Caller;
 use crate::http::problem::{Kind, Problem};
-use crate::limits::{BATCH_WINDOW, MAX_BATCHES_AT_ONCE};
+use crate::limits::{BATCH_WINDOW, MAX_BATCH_PAGE_ROWS};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -12,7 +13,7 @@ use zllm_state::{Object, ObjectName, ObjectOrder};
 /// What batches are called in the object store.
 pub(super) const KIND: &str = "batch";
 /// What marks of those that are not over are called there; they are nobody's.
-const RUNNING_KIND: &str = "running_batch";
+const MARK_KIND: &str = "running_batch";
 
 /// A batch.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
@@ -39,6 +40,9 @@ pub(in crate::http::openai) struct Batch {
     cancelled_at: Option<u64>,
     pub(super) request_counts: Counts,
     metadata: BTreeMap<String, String>,
+    /// How long its files are kept, if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) output_expires_after: Option<ExpiresAfter>,
 }
 
 /// Where a batch is.
@@ -106,13 +110,13 @@ pub(super) struct LineError {
 
 /// The mark of a batch that is not over.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Running {
+pub(super) struct Mark {
     pub(super) tenant: String,
     /// Somebody has cancelled it.
     pub(super) cancelled: bool,
 }
 
-impl Running {
+impl Mark {
     pub(super) fn object(&self, id: &str, now: u64) -> Object {
         Object {
             name: Self::name(id),
@@ -128,18 +132,46 @@ impl Running {
     }
 
     pub(super) fn name(id: &str) -> ObjectName {
-        ObjectName::new(RUNNING_KIND, "", id)
+        ObjectName::new(MARK_KIND, "", id)
     }
 }
 
-/// Tenants and ids of all batches that are not over.
-pub(super) async fn all_running(http: &Http) -> Result<Vec<(String, String)>, Problem> {
-    let objects = &http.services.objects;
-    let marks = objects
-        .list(RUNNING_KIND, String::new(), None, MAX_BATCHES_AT_ONCE, ObjectOrder::OldestFirst)
-        .await?;
-    let marks = marks.unwrap_or_default().into_iter();
-    marks.map(|mark| Ok((Running::of(&mark)?.tenant, mark.name.id))).collect()
+/// Tenants and ids of all batches that have a mark.
+pub(super) async fn marked(http: &Http) -> Result<Vec<(String, String)>, Problem> {
+    let (mut all, mut after) = (Vec::new(), None);
+    loop {
+        let order = ObjectOrder::OldestFirst;
+        let page =
+            http.services.objects.list(MARK_KIND, "".into(), after, MAX_BATCH_PAGE_ROWS, order).await?;
+        let gone = || Problem::new(Kind::Failed, "the marks of batches went while they were read");
+        let page = page.ok_or_else(gone)?;
+        let Some(last) = page.last() else { return Ok(all) };
+        after = Some(last.name.id.clone());
+        for mark in page {
+            match Mark::of(&mark) {
+                Ok(whose) => all.push((whose.tenant, mark.name.id)),
+                Err(problem) => tracing::error!(batch = mark.name.id, why = %problem, "it does not go on"),
+            }
+        }
+    }
+}
+
+/// Marks a batch as cancelled if it is not over; `None` when there is none.
+///
+/// # Errors
+/// The disk's.
+pub(super) async fn mark_cancelled(http: &Http, caller: &Caller, id: &str) -> Result<Option<Batch>, Problem> {
+    let name = ObjectName::new(KIND, caller.tenant_name(), id);
+    let mark = Mark { tenant: caller.tenant_name().to_owned(), cancelled: true }.object(id, http.unix_s());
+    // With nobody in between: a batch that is over has its mark taken away once.
+    let found = http.services.objects.with(move |store, now_ms| {
+        let Some(batch) = store.get(&name)?.map(|object| Batch::of(&object)) else { return Ok(None) };
+        if batch.as_ref().is_ok_and(|batch| !batch.status.is_over()) {
+            store.put(&[mark], now_ms)?;
+        }
+        Ok(Some(batch))
+    });
+    found.await?.transpose()
 }
 
 /// A batch of this caller's.
@@ -148,11 +180,13 @@ pub(super) async fn all_running(http: &Http) -> Result<Vec<(String, String)>, Pr
 /// There is none, or the disk fails.
 pub(super) async fn find(http: &Http, caller: &Caller, id: &str) -> Result<Batch, Problem> {
     let object = http.services.objects.get(ObjectName::new(KIND, caller.tenant_name(), id)).await?;
-    let object = object.ok_or_else(|| {
-        let shown: String = id.chars().take(100).collect();
-        Problem::new(Kind::NotFound, format!("there is no batch {shown:?}"))
-    })?;
-    Batch::of(&object)
+    Batch::of(&object.ok_or_else(|| none(id))?)
+}
+
+/// There is no batch of this name.
+pub(super) fn none(id: &str) -> Problem {
+    let shown: String = id.chars().take(100).collect();
+    Problem::new(Kind::NotFound, format!("there is no batch {shown:?}"))
 }
 
 fn unreadable(error: serde_json::Error) -> Problem {
@@ -188,6 +222,7 @@ impl Batch {
             cancelled_at: None,
             request_counts: Counts::default(),
             metadata,
+            output_expires_after: None,
         }
     }
 
