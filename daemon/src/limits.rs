@@ -58,8 +58,9 @@ pub(crate) const DEFAULT_LOG: &str = "info,actix_server=warn,actix_http=off";
 
 /// Requests that are loading their model or tokenizing at one time, before they reach the queue.
 pub(crate) const MAX_ARRIVING: usize = 64;
-/// How many of them may be of class batch: whoever waits for an answer finds a place while those wait for a model.
-pub(crate) const MAX_ARRIVING_BATCH: usize = MAX_ARRIVING / 4;
+/// How many of them may be of class batch, half as in the queue: whoever waits for an answer finds a place while those wait for a
+/// model.
+pub(crate) const MAX_ARRIVING_BATCH: usize = MAX_ARRIVING / 2;
 /// Tokenizing jobs on the blocking pool at one time; the rest wait their turn among [`MAX_ARRIVING`].
 pub(crate) const MAX_ENCODING: usize = 2;
 /// Devices that can be configured.
