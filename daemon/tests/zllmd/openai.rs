@@ -155,6 +155,41 @@ fn text_goes_on_without_a_template() {
     }
 }
 
+/// Asks for what must be refused about this field.
+fn refused(daemon: &Daemon, more: Value, status: u16, param: &str, wanted: &str) {
+    let answer = chat(daemon, more.clone());
+    let error = answer.json()["error"].clone();
+    assert_eq!((answer.status, error["param"].as_str()), (status, Some(param)), "{more}: {error}");
+    assert!(error["message"].as_str().expect("a message").contains(wanted), "{more}: {error}");
+    assert_eq!(error["type"], "invalid_request_error");
+}
+
+/// Ranges are the model's text side to check, which knows nothing of HTTP.
+#[test]
+fn what_is_out_of_range_is_refused_with_its_name() {
+    let daemon = Daemon::start();
+    for (more, param, wanted) in [
+        (json!({"max_tokens": 0}), "max_tokens", "max_tokens is 0"),
+        (json!({"max_tokens": null, "max_completion_tokens": 0}), "max_completion_tokens", "at least 1"),
+        (json!({"n": 0}), "n", "n is 0"),
+        (json!({"temperature": -1}), "temperature", "from 0 to 100"),
+        (json!({"top_p": 2}), "top_p", "from 0 to 1"),
+        (json!({"logit_bias": {"9999999": 1}}), "logit_bias", "9999999"),
+        (json!({"stop": ["a", ""]}), "stop", "0 bytes"),
+        (json!({"min_tokens": 13}), "min_tokens", "at most max_tokens"),
+        (json!({"mirostat": 1}), "mirostat", "second version"),
+        (json!({"xtc_threshold": 0.2}), "xtc_threshold", "no effect without"),
+        (json!({"dry_multiplier": 1, "dry_sequence_breakers": [""]}), "dry_sequence_breakers", "0 bytes"),
+        (
+            json!({"logprobs": true, "top_logprobs": 20, "n": 8, "max_tokens": 8000}),
+            "top_logprobs",
+            "are kept for a job",
+        ),
+    ] {
+        refused(&daemon, more, 400, param, wanted);
+    }
+}
+
 #[test]
 fn what_cannot_be_served_is_refused_with_its_name() {
     let daemon = Daemon::start();
@@ -175,29 +210,6 @@ fn what_cannot_be_served_is_refused_with_its_name() {
         (json!({"max_tokens": -1}), 400, "max_tokens", "-1"),
         (json!({"max_tokens": 1u64 << 63}), 400, "max_tokens", "9223372036854775808"),
         (json!({"logit_bias": {"abc": 1}}), 400, "logit_bias", "abc"),
-        // These are refused behind HTTP, by the model's text side.
-        (json!({"max_tokens": 0}), 400, "max_tokens", "max_tokens is 0"),
-        (json!({"max_tokens": null, "max_completion_tokens": 0}), 400, "max_completion_tokens", "at least 1"),
-        (json!({"n": 0}), 400, "n", "n is 0"),
-        (json!({"temperature": -1}), 400, "temperature", "from 0 to 100"),
-        (json!({"top_p": 2}), 400, "top_p", "from 0 to 1"),
-        (json!({"logit_bias": {"9999999": 1}}), 400, "logit_bias", "9999999"),
-        (json!({"stop": ["a", ""]}), 400, "stop", "0 bytes"),
-        (json!({"min_tokens": 13}), 400, "min_tokens", "at most max_tokens"),
-        (json!({"mirostat": 1}), 400, "mirostat", "second version"),
-        (json!({"xtc_threshold": 0.2}), 400, "xtc_threshold", "no effect without"),
-        (
-            json!({"dry_multiplier": 1, "dry_sequence_breakers": [""]}),
-            400,
-            "dry_sequence_breakers",
-            "0 bytes",
-        ),
-        (
-            json!({"logprobs": true, "top_logprobs": 20, "n": 8, "max_tokens": 8000}),
-            400,
-            "top_logprobs",
-            "are kept for a job",
-        ),
         (json!({"top_logprobs": 2}), 400, "top_logprobs", "no effect"),
         (json!({"logprobs": true, "top_logprobs": 21}), 400, "top_logprobs", "21"),
         (json!({"response_format": {"type": "json_object"}}), 400, "response_format", "not served"),
@@ -217,11 +229,7 @@ fn what_cannot_be_served_is_refused_with_its_name() {
         ),
     ];
     for (more, status, param, wanted) in cases {
-        let answer = chat(&daemon, more.clone());
-        let error = answer.json()["error"].clone();
-        assert_eq!((answer.status, error["param"].as_str()), (status, Some(param)), "{more}: {error}");
-        assert!(error["message"].as_str().expect("a message").contains(wanted), "{more}: {error}");
-        assert_eq!(error["type"], "invalid_request_error");
+        refused(&daemon, more, status, param, wanted);
     }
     let long = chat(&daemon, user(json!("a ".repeat(20_000))));
     let error = long.json()["error"].clone();
