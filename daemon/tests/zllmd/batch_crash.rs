@@ -1,9 +1,10 @@
 //! Batches over crashes, stops, lost files and faults that pass: each ends once, and as it should.
 
 use super::batches::{CHAT, batch, begin, body, ended, line, read, results, upload};
-use super::common::http::{ask, post};
+use super::common::http::{self, ask, post, send};
 use super::common::{Builder, Daemon, MODEL, wait_for};
 use serde_json::{Value, json};
+use std::io::BufReader;
 use zllm_state::{Object, ObjectName, ObjectRetention, ObjectStore};
 use zllm_wire::{Answer, Op};
 
@@ -192,8 +193,18 @@ fn embeddings_go_on_after_a_stop_at_once() {
     let asked = json!({"input_file_id": file, "endpoint": "/v1/embeddings", "completion_window": "24h"});
     let begun = post(&daemon.http_socket(), "/v1/batches", asked.to_string()).json();
     let id = begun["id"].as_str().expect("an id").to_owned();
-    wait_for("some under way", || (daemon.metric("zllm_jobs{state=\"running\"}") > 0.0).then_some(()));
+    // Somebody who waits at the same time is told to come back, and not that somebody cancelled it: a line of the batch is too.
+    let texts: Vec<String> = (0..8).map(text).collect();
+    let list = json!({"model": MODEL, "input": texts}).to_string();
+    let waiting =
+        send(&daemon.http_socket(), "POST", "/v1/embeddings", list.as_bytes()).expect("a connection");
+    wait_for("all of them under way", || {
+        let jobs = |state: &str| daemon.metric(&format!("zllm_jobs{{state=\"{state}\"}}"));
+        (jobs("running") > 0.0 && jobs("running") + jobs("queued") >= 24.0).then_some(())
+    });
     assert_eq!(daemon.connect().ask(Op::Stop { drain: false }), Answer::Done);
+    let told = http::read(&mut BufReader::new(waiting)).expect("an answer");
+    assert_eq!(told.status, 503, "{}", told.body);
     assert_eq!(daemon.wait().code(), Some(0), "{}", daemon.log());
     daemon.start_again();
     let batch = ended(&daemon, &id);
