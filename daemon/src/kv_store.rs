@@ -89,6 +89,7 @@ impl KvStoreActor {
                 max_sessions: MAX_SESSIONS,
                 max_session_tokens: MAX_SESSION_TOKENS,
                 max_prefixes: MAX_HELD_PREFIXES,
+                max_tenant_prefixes: crate::limits::MAX_TENANT_PREFIXES,
                 session_ttl_ms: settings.session_ttl.map(|ttl| ttl.as_millis() as u64),
                 running_save_ms: crate::limits::RUNNING_SAVE.as_millis() as u64,
             };

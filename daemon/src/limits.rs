@@ -32,6 +32,10 @@ pub(crate) const DEFAULT_OBJECT_AGE: Duration = Duration::from_secs(30 * 24 * 60
 pub(crate) const DEFAULT_OBJECTS: u64 = 100_000;
 /// Bytes that they may have together.
 pub(crate) const DEFAULT_OBJECT_BYTES: u64 = 4 << 30;
+/// What one tenant may have of it: half, so that nobody alone pushes out what others put.
+pub(crate) const fn tenant_share(all: u64) -> u64 {
+    all.div_ceil(2)
+}
 /// Tokens generated for a request that names no limit. They are reserved at admission, so "as many as fit" would
 /// let one request keep all others out.
 pub(crate) const DEFAULT_MAX_TOKENS: usize = 1024;
@@ -79,6 +83,8 @@ pub(crate) const MAX_SESSIONS: usize = 4096;
 pub(crate) const MAX_SESSION_TOKENS: usize = 16 << 20;
 /// Prefixes that clients have marked and that are pinned for a while; those marked longest ago go first.
 pub(crate) const MAX_HELD_PREFIXES: usize = 256;
+/// Those of one tenant.
+pub(crate) const MAX_TENANT_PREFIXES: usize = MAX_HELD_PREFIXES / 4;
 /// Bytes of KV that one transaction writes, about: they are in memory twice meanwhile.
 pub(crate) const WRITE_BATCH_BYTES: u64 = 8 << 20;
 /// A long request of a session has what it computed written each time this has passed.
@@ -263,6 +269,8 @@ pub(crate) const MAX_PAGE_ROWS: usize = 10_000;
 pub(crate) const MAX_BATCH_PAGE_ROWS: usize = 100;
 /// Batches that are under way at one time; a further one is refused.
 pub(crate) const MAX_BATCHES_AT_ONCE: usize = 64;
+/// Those of one tenant.
+pub(crate) const MAX_TENANT_BATCHES: usize = MAX_BATCHES_AT_ONCE / 4;
 /// Texts that a client may hang on a batch.
 pub(crate) const MAX_BATCH_METADATA: usize = 16;
 /// Bytes of their names and values together.

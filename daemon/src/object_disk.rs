@@ -24,8 +24,11 @@ use crate::pulse::{Organ, Pulses};
 use std::sync::Arc;
 use thread::{Command, Worker};
 use tokio::sync::{Semaphore, mpsc, oneshot};
-use zllm_state::{Content, DatabaseError, Object, ObjectName, ObjectOrder, ObjectStore};
+use zllm_state::{Content, Object, ObjectError, ObjectName, ObjectOrder, ObjectStore};
 use zllm_wire::{ErrorCode, Fault};
+
+/// Whose the daemon's own marks are: no client is called so, and what clients put does not push them out.
+pub(crate) const DAEMON: &str = "*";
 
 /// The way to the thread, which ends when the last one is dropped.
 #[derive(Debug, Clone)]
@@ -51,19 +54,19 @@ impl ObjectDisk {
         Ok(Self { commands, uploads: Arc::new(Semaphore::new(MAX_UPLOADS)) })
     }
 
-    /// Puts objects, all of them or none: see [`ObjectStore::put`].
+    /// Puts objects, all of them or none: see [`ObjectStore::put`]. What is too much for a tenant makes no sense.
     pub(crate) async fn put(&self, objects: Vec<Object>) -> Result<(), Fault> {
         self.ask(|reply| Command::Put(objects, reply)).await
     }
 
     /// An object, if it is kept.
     pub(crate) async fn get(&self, name: ObjectName) -> Result<Option<Object>, Fault> {
-        self.with(move |store, _| store.get(&name)).await
+        self.with(move |store, _| Ok(store.get(&name)?)).await
     }
 
     /// Deletes an object and its content; whether it was there.
     pub(crate) async fn delete(&self, name: ObjectName) -> Result<bool, Fault> {
-        Ok(self.with(move |store, _| store.delete(&[name])).await? == [true])
+        Ok(self.with(move |store, _| Ok(store.delete(&[name])?)).await? == [true])
     }
 
     /// At most `limit` objects behind the one with the id `after`; `None` when there is none of this id.
@@ -76,12 +79,12 @@ impl ObjectDisk {
         order: ObjectOrder,
     ) -> Result<Option<Vec<Object>>, Fault> {
         let kind = kind.into();
-        self.with(move |store, _| store.list(&kind, &tenant, after.as_deref(), limit, order)).await
+        self.with(move |store, _| Ok(store.list(&kind, &tenant, after.as_deref(), limit, order)?)).await
     }
 
     /// A piece of an object's content, from 0; `None` when the object is gone.
     pub(crate) async fn piece(&self, content: Content, piece: u32) -> Result<Option<Vec<u8>>, Fault> {
-        self.with(move |store, _| store.piece(content, piece)).await
+        self.with(move |store, _| Ok(store.piece(content, piece)?)).await
     }
 
     /// Begins to take in a content.
@@ -120,14 +123,14 @@ impl ObjectDisk {
     /// Does several things with nobody else in between; the time is given along, in ms since 1970.
     pub(crate) async fn with<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&mut ObjectStore, u64) -> Result<T, DatabaseError> + Send + 'static,
+        work: impl FnOnce(&mut ObjectStore, u64) -> Result<T, ObjectError> + Send + 'static,
     ) -> Result<T, Fault> {
         self.ask(|reply| {
             Command::Work(Box::new(move |store| {
                 if reply.is_closed() {
                     return;
                 }
-                let done = store.and_then(|(store, now_ms)| work(store, now_ms).map_err(failed));
+                let done = store.and_then(|(store, now_ms)| work(store, now_ms).map_err(fault));
                 let _ = reply.send(done);
             }))
         })
@@ -153,4 +156,15 @@ impl ObjectDisk {
 
 fn failed(message: impl ToString) -> Fault {
     Fault { code: ErrorCode::Failed, message: message.to_string() }
+}
+
+/// What the store's error is to whoever asked.
+fn fault(error: ObjectError) -> Fault {
+    match error {
+        ObjectError::TooMuch { what, .. } => {
+            let message = format!("{error}: objects.tenant_{what} is the bound");
+            Fault { code: ErrorCode::Invalid, message }
+        }
+        ObjectError::Database(error) => failed(error),
+    }
 }

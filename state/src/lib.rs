@@ -36,7 +36,9 @@ pub use jobs::{
     TokenLogError,
 };
 pub use key::{BLOCK_TOKENS, BlockKey, Fingerprint, block_keys};
-pub use objects::{Content, Object, ObjectName, ObjectOrder, ObjectRetention, ObjectStore, PIECE_BYTES};
+pub use objects::{
+    Content, Object, ObjectError, ObjectName, ObjectOrder, ObjectRetention, ObjectStore, PIECE_BYTES,
+};
 pub use session::{Session, SessionName, SessionTable, Turn};
 pub use store::{
     Action, CacheOutcome, DiskContents, DiskState, EvictTarget, Evicted, Granted, KvStore, LeaseRequest,

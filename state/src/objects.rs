@@ -8,12 +8,13 @@
 //!   nothing, and the next call opens the file again by itself. Puts and deletes may be repeated.
 //! * A content belongs to nobody until an object is put with it. Those that never were are gone at the next start.
 //! * What is too old or too much goes by itself, the oldest first; what a call puts stays until the next one at least.
+//!   Each tenant has a bound of its own, beyond which its own objects go and no others'; it is never passed.
 //! * Nothing that is read is trusted: pages and records have checksums. A file that is damaged is an error and is left
 //!   as it is.
 //!
 //! One thread owns it. FORMATS.md has the bytes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
 use redb::StorageBackend;
@@ -30,6 +31,24 @@ pub use object::{Content, Object, ObjectName, ObjectOrder, ObjectRetention, PIEC
 
 use books::ObjectBooks;
 use object::Head;
+
+/// Why the store did not do it.
+#[derive(Debug, thiserror::Error)]
+pub enum ObjectError {
+    /// The bound of one tenant.
+    #[error("a tenant may have {most} {what} kept, and here are {asked}")]
+    TooMuch {
+        /// What is bounded: `objects` or `bytes`.
+        what: &'static str,
+        /// How many were to be put.
+        asked: u64,
+        /// The bound.
+        most: u64,
+    },
+    /// The disk.
+    #[error(transparent)]
+    Database(#[from] DatabaseError),
+}
 
 /// All objects.
 #[derive(Debug)]
@@ -80,14 +99,15 @@ impl ObjectStore {
     /// and has no more is deleted. Of several with one name the last one stays.
     ///
     /// # Errors
-    /// The disk's.
+    /// [`ObjectError::TooMuch`] when these alone are more than a tenant may have; nothing is put then. The disk's.
     ///
     /// # Panics
     /// When a content is another object's or was abandoned.
-    pub fn put(&mut self, objects: &[Object], now_ms: u64) -> Result<(), DatabaseError> {
+    pub fn put(&mut self, objects: &[Object], now_ms: u64) -> Result<(), ObjectError> {
         if objects.is_empty() {
             return Ok(());
         }
+        self.check_tenants(objects)?;
         for object in objects.iter().filter(|object| object.content.is_some()) {
             let may = self.file.view("look for a content", |tx| tables::may_have(tx, object))?;
             assert!(may, "{:?} is put with a content that is not there, or another's", object.name);
@@ -107,12 +127,30 @@ impl ObjectStore {
                 kept.insert(&head);
                 staying.insert(number);
             }
-            let expired = kept.expired(&retention, now_ms, &staying);
-            tables.remove_all(&expired)?;
-            expired.iter().for_each(|number| kept.remove(*number));
+            tables.remove_all(&kept.expire(&retention, now_ms, &staying))?;
             tables.put_last_number(last_number)?;
             Ok((kept, last_number))
         })?;
+        Ok(())
+    }
+
+    /// Refuses what would be over a tenant's bound even if everything else of it went: what a call puts stays.
+    fn check_tenants(&self, objects: &[Object]) -> Result<(), ObjectError> {
+        let sizes: HashMap<_, _> = objects.iter().map(|object| (&object.name, object.kept_bytes())).collect();
+        let mut tenants: HashMap<&str, (u64, u64)> = HashMap::new();
+        for (name, size) in sizes {
+            let (objects, bytes) = tenants.entry(&name.tenant).or_default();
+            (*objects, *bytes) = (*objects + 1, bytes.saturating_add(size));
+        }
+        let ObjectRetention { tenant_objects, tenant_bytes, .. } = self.retention;
+        for (objects, bytes) in tenants.into_values() {
+            for (what, asked, most) in [("objects", objects, tenant_objects), ("bytes", bytes, tenant_bytes)]
+            {
+                if asked > most {
+                    return Err(ObjectError::TooMuch { what, asked, most });
+                }
+            }
+        }
         Ok(())
     }
 
@@ -181,10 +219,10 @@ impl ObjectStore {
     /// The disk's.
     pub fn expire(&mut self, now_ms: u64) -> Result<(), DatabaseError> {
         self.file.ready()?;
-        let expired = self.file.books.kept.expired(&self.retention, now_ms, &BTreeSet::new());
+        // After an error they are read anew.
+        let expired = self.file.books.kept.expire(&self.retention, now_ms, &BTreeSet::new());
         if !expired.is_empty() {
             self.file.write("delete old objects", |tables| tables.remove_all(&expired))?;
-            expired.iter().for_each(|number| self.file.books.kept.remove(*number));
         }
         Ok(())
     }

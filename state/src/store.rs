@@ -54,6 +54,8 @@ pub struct StoreOptions {
     pub max_session_tokens: usize,
     /// Prefixes that are held for a while.
     pub max_prefixes: usize,
+    /// Those of one tenant.
+    pub max_tenant_prefixes: usize,
     /// How long a session is kept without use; `None`: for ever.
     pub session_ttl_ms: Option<u64>,
     /// A running request of a session has what it computed written after this time, and again each time it has passed.

@@ -1,5 +1,9 @@
 //! Prefixes that are held for a while: until when, how many, and to whom they give way.
 
+#[path = "common/random.rs"]
+mod random;
+
+use random::Random;
 use zllm_state::{
     Action, ArenaBudget, BLOCK_TOKENS, DiskContents, EvictTarget, Fingerprint, Granted, KvStore, LeaseError,
     LeaseRequest, RunState, SavePolicy, SessionName, SessionUse, StoreOptions, Tier, disk_bytes,
@@ -7,7 +11,8 @@ use zllm_state::{
 
 const BLOCK_BYTES: u64 = 250_000;
 const DEVICE_BLOCKS: u32 = 16;
-const MAX_PREFIXES: usize = 3;
+const MAX_PREFIXES: usize = 5;
+const MAX_TENANT_PREFIXES: usize = 3;
 const NOW_MS: u64 = 1_700_000_000_000;
 
 /// A store without a disk, so at most 8 blocks may be pinned.
@@ -20,6 +25,7 @@ fn store() -> KvStore {
         max_sessions: 8,
         max_session_tokens: 10_000,
         max_prefixes: MAX_PREFIXES,
+        max_tenant_prefixes: MAX_TENANT_PREFIXES,
         session_ttl_ms: None,
         running_save_ms: 60_000,
     });
@@ -143,7 +149,7 @@ fn they_are_bounded_and_give_way() {
         fill(store, 90 + of);
         compute(store, &text(of, 2), None).0 > 0
     };
-    assert_eq!((store.held_prefixes(), pinned_blocks(&store)), (MAX_PREFIXES, 6));
+    assert_eq!((store.held_prefixes(), pinned_blocks(&store)), (MAX_TENANT_PREFIXES, 6));
     assert!(!is_held(&mut store, 2), "marked longest ago");
     assert!([1, 3, 4].map(|of| is_held(&mut store, of)).iter().all(|held| *held));
 
@@ -165,6 +171,84 @@ fn they_are_bounded_and_give_way() {
     assert_eq!(store.held_prefixes(), 1);
     store.evict(&EvictTarget::All, None, NOW_MS).expect("whatever is there");
     assert_eq!(store.held_prefixes(), 0);
+}
+
+fn hold_of(store: &mut KvStore, tenant: &str, of: u32, blocks: usize) -> bool {
+    store.hold_prefix("m", tenant, &text(of, blocks), NOW_MS + 1000).0
+}
+
+#[test]
+fn a_tenant_loses_nothing_to_one_that_has_more() {
+    let mut store = store();
+    // Seven blocks have room that are not computed yet: a has six of them.
+    assert!((0..3).all(|of| hold_of(&mut store, "a", of, 2)) && hold_of(&mut store, "b", 0, 1));
+    assert_eq!(store.held_prefixes(), 4);
+    // a gives up one of its three.
+    assert!(hold_of(&mut store, "b", 1, 2));
+    assert_eq!(store.held_prefixes(), 4);
+    // Then b would have more, so its own go until it has less.
+    assert!(hold_of(&mut store, "b", 2, 2));
+    assert_eq!(store.held_prefixes(), 3);
+    assert!(!hold_of(&mut store, "c", 0, 7), "beside what others have");
+    assert_eq!(store.held_prefixes(), 3);
+    assert!(
+        hold_of(&mut store, "a", 2, 2) && hold_of(&mut store, "a", 1, 2) && hold_of(&mut store, "b", 2, 2)
+    );
+    assert_eq!(store.held_prefixes(), 3, "they were held already");
+}
+
+/// A prefix as the twin has it: tenant, text, blocks, until when.
+type Held = (usize, u32, usize, u64);
+
+/// What is held when this is asked for beside it: no text begins as another does.
+fn hold_naively(held: &mut Vec<Held>, new: Held) -> bool {
+    let (tenant, text, blocks, until) = new;
+    let same = |other: &Held| (other.0, other.1) == (tenant, text);
+    let covers = |other: &Held| same(other) && other.2 >= blocks && other.3 >= until;
+    match held.iter().position(covers) {
+        Some(place) => held[place..].rotate_left(1),
+        None => {
+            held.retain(|other| !same(other) || other.2 > blocks || other.3 > until);
+            held.push(new);
+        }
+    }
+    loop {
+        let count = |tenant: usize| held.iter().filter(|other| other.0 == tenant).count();
+        let blocks = |tenant: usize| held.iter().filter(move |other| other.0 == tenant).map(|other| other.2);
+        let mut pinned = std::collections::HashSet::new();
+        held.iter().for_each(|other| pinned.extend((0..other.2).map(|block| (other.0, other.1, block))));
+        let pinned_bytes = pinned.len() as u64 * disk_bytes(BLOCK_BYTES);
+        let is_over = held.len() > MAX_PREFIXES || pinned_bytes > u64::from(DEVICE_BLOCKS) / 2 * BLOCK_BYTES;
+        let most = held.iter().max_by_key(|other| blocks(other.0).sum::<usize>()).filter(|_| is_over);
+        let too_many = held.iter().position(|other| count(other.0) > MAX_TENANT_PREFIXES);
+        let largest = || held.iter().position(|other| most.is_some_and(|most| most.0 == other.0));
+        let Some(place) = too_many.or_else(largest) else { break };
+        held.remove(place);
+    }
+    held.iter().any(|other| same(other) && other.2 >= blocks)
+}
+
+#[test]
+fn what_is_held_is_what_a_list_would_hold() {
+    let (mut refused, mut full) = (0, 0);
+    for seed in 0..40 {
+        let (mut store, mut held, mut random) = (store(), Vec::new(), Random::new(seed));
+        for step in 0..200 {
+            let place = format!("seed {seed} step {step}");
+            let now = step * 10;
+            store.tick(NOW_MS + now);
+            held.retain(|other: &Held| other.3 > now);
+            let (tenant, of) = (random.below(3) as usize, random.below(5) as u32);
+            let (blocks, until) = (1 + random.below(5) as usize, now + 1 + random.below(300));
+            let tokens = text(of, blocks);
+            let is_held = store.hold_prefix("m", ["", "a", "b"][tenant], &tokens, NOW_MS + until).0;
+            assert_eq!(is_held, hold_naively(&mut held, (tenant, of, blocks, until)), "{place}");
+            assert_eq!(store.held_prefixes(), held.len(), "{place}");
+            (refused, full) = (refused + u32::from(!is_held), full + u32::from(held.len() == MAX_PREFIXES));
+        }
+    }
+    println!("{refused} were not held, {full} times there were as many as there may be");
+    assert!(refused > 50 && full > 50, "{refused} {full}");
 }
 
 #[test]

@@ -51,6 +51,7 @@ fn ended_session(write_batch_bytes: u64) -> (KvStore, Vec<Action>) {
         max_sessions: 8,
         max_session_tokens: 1000,
         max_prefixes: 4,
+        max_tenant_prefixes: 4,
         session_ttl_ms: None,
         running_save_ms: 60_000,
     });

@@ -220,6 +220,7 @@ impl World {
             max_sessions: 24,
             max_session_tokens: 20_000,
             max_prefixes: 4,
+            max_tenant_prefixes: 3,
             session_ttl_ms,
             running_save_ms: 5_000,
         };

@@ -15,6 +15,8 @@ pub(super) struct ObjectsTable {
     keep: Option<Age>,
     keep_objects: Option<u64>,
     keep_bytes: Option<ByteSize>,
+    tenant_objects: Option<u64>,
+    tenant_bytes: Option<ByteSize>,
 }
 
 /// Where answers, conversations and files are kept, and how long.
@@ -26,6 +28,9 @@ pub(crate) struct ObjectSettings {
     pub(crate) keep: Option<Duration>,
     pub(crate) keep_objects: u64,
     pub(crate) keep_bytes: u64,
+    /// What one tenant may have of them.
+    pub(crate) tenant_objects: u64,
+    pub(crate) tenant_bytes: u64,
 }
 
 impl ObjectSettings {
@@ -35,11 +40,15 @@ impl ObjectSettings {
         state: Option<PathBuf>,
         beside: impl Fn(PathBuf) -> PathBuf,
     ) -> Self {
+        let keep_objects = file.keep_objects.unwrap_or(limits::DEFAULT_OBJECTS);
+        let keep_bytes = file.keep_bytes.map_or(limits::DEFAULT_OBJECT_BYTES, |bytes| bytes.0);
         Self {
             dir: file.dir.map(beside).or_else(|| Some(state?.join("objects"))),
             keep: file.keep.unwrap_or(Age(Some(limits::DEFAULT_OBJECT_AGE))).0,
-            keep_objects: file.keep_objects.unwrap_or(limits::DEFAULT_OBJECTS),
-            keep_bytes: file.keep_bytes.map_or(limits::DEFAULT_OBJECT_BYTES, |bytes| bytes.0),
+            keep_objects,
+            keep_bytes,
+            tenant_objects: file.tenant_objects.unwrap_or(limits::tenant_share(keep_objects)),
+            tenant_bytes: file.tenant_bytes.map_or(limits::tenant_share(keep_bytes), |bytes| bytes.0),
         }
     }
 
@@ -47,7 +56,8 @@ impl ObjectSettings {
     pub(super) fn summary(&self) -> String {
         match &self.dir {
             Some(dir) => {
-                format!("kept for clients: in {}, {} objects at most", dir.display(), self.keep_objects)
+                let (all, tenant) = (self.keep_objects, self.tenant_objects);
+                format!("kept for clients: in {}, {all} objects at most, {tenant} of a tenant", dir.display())
             }
             None => "kept for clients: nothing, there is no folder for it".to_owned(),
         }
@@ -73,5 +83,9 @@ mod tests {
         assert_eq!(of("", None).keep, Some(Duration::from_secs(30 * 24 * 60 * 60)));
         let settings = of("[objects]\nkeep = \"off\"\nkeep_objects = 5\nkeep_bytes = \"1MiB\"\n", None);
         assert_eq!((settings.keep, settings.keep_objects, settings.keep_bytes), (None, 5, 1 << 20));
+        // A tenant has half of each unless it is said.
+        assert_eq!((settings.tenant_objects, settings.tenant_bytes), (3, 1 << 19));
+        let settings = of("[objects]\ntenant_objects = 7\ntenant_bytes = \"2MiB\"\n", None);
+        assert_eq!((settings.tenant_objects, settings.tenant_bytes), (7, 2 << 20));
     }
 }

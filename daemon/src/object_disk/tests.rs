@@ -6,7 +6,14 @@ use std::time::Duration;
 use zllm_state::PIECE_BYTES;
 
 fn settings(dir: Option<&Path>) -> ObjectSettings {
-    ObjectSettings { dir: dir.map(Path::to_owned), keep: None, keep_objects: 1000, keep_bytes: 1 << 30 }
+    ObjectSettings {
+        dir: dir.map(Path::to_owned),
+        keep: None,
+        keep_objects: 1000,
+        keep_bytes: 1 << 30,
+        tenant_objects: 500,
+        tenant_bytes: 1 << 20,
+    }
 }
 
 fn spawn(dir: Option<&Path>) -> ObjectDisk {
@@ -51,6 +58,35 @@ async fn objects_are_put_together_listed_and_deleted_and_outlive_the_thread() {
     assert_eq!(disk.delete(name("o42")).await, Ok(true));
     assert_eq!(disk.delete(name("o42")).await, Ok(false));
     assert_eq!(disk.get(name("o42")).await, Ok(None));
+}
+
+/// Who puts too much is told so by name, and those whose puts came at the same time are not concerned.
+#[tokio::test]
+async fn a_tenant_that_puts_too_much_is_refused_alone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let disk = spawn(Some(folder.path()));
+    let large = |id: &str, length| Object { value: vec![7; length], ..object(id) };
+    let puts =
+        ["a", "b", "c", "d"].map(|id| disk.put(vec![large(id, if id == "b" { 2 << 20 } else { 300_000 })]));
+    let done = futures_util::future::join_all(puts).await;
+    assert!(done[0].is_ok() && done[2].is_ok() && done[3].is_ok(), "{done:?}");
+    let fault = done[1].clone().expect_err("over the bound");
+    let why = "a tenant may have 1048576 bytes kept, and here are 2097152: objects.tenant_bytes is the bound";
+    assert_eq!((fault.code, &*fault.message), (ErrorCode::Invalid, why));
+    // Its own oldest goes for the next.
+    disk.put(vec![large("e", 300_000)]).await.expect("room");
+    let listed = disk.list("file", "t".into(), None, 9, ObjectOrder::OldestFirst).await.expect("read");
+    let ids: Vec<_> = listed.expect("a list").into_iter().map(|object| object.name.id).collect();
+    assert_eq!(ids, ["c", "d", "e"]);
+    // So is an upload, of which nothing stays.
+    let mut upload = disk.upload().expect("a place");
+    upload.write(&vec![7; 2 << 20]).await.expect("room on the disk");
+    let content = upload.content.expect("some of it is on disk");
+    assert_eq!(
+        upload.put(object("f")).await.expect_err("too much").message,
+        why.replace("2097152", "2097153")
+    );
+    assert_eq!(disk.piece(content, 0).await, Ok(None));
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! The thread: it opens the store, then takes whatever waits and does it in its order.
 
-use super::failed;
+use super::{failed, fault};
 use crate::clock::Clock;
 use crate::config::ObjectSettings;
 use crate::limits::{EXPIRY_INTERVAL, OBJECT_COMMANDS};
@@ -11,9 +11,11 @@ use zllm_wire::{ErrorCode, Fault};
 
 /// What the thread is asked. A caller that waits no more is passed over.
 pub(super) enum Command {
-    Put(Vec<Object>, oneshot::Sender<Result<(), Fault>>),
+    Put(Vec<Object>, Reply),
     Work(Work),
 }
+
+type Reply = oneshot::Sender<Result<(), Fault>>;
 
 /// Something that is done with the store and the time, or not done for this reason; it answers for itself.
 type Work = Box<dyn FnOnce(Result<(&mut ObjectStore, u64), Fault>) + Send>;
@@ -34,6 +36,8 @@ impl Worker {
             max_age_ms: settings.keep.map_or(u64::MAX, |keep| keep.as_millis() as u64),
             max_objects: settings.keep_objects,
             max_bytes: settings.keep_bytes,
+            tenant_objects: settings.tenant_objects,
+            tenant_bytes: settings.tenant_bytes,
         };
         Self { store: None, dir: settings.dir.clone(), retention, clock, trouble: None }
     }
@@ -58,8 +62,8 @@ impl Worker {
             match command {
                 Command::Put(_, reply) if reply.is_closed() => {}
                 Command::Put(new, reply) => {
+                    replies.push((new.len(), reply));
                     objects.extend(new);
-                    replies.push(reply);
                 }
                 Command::Work(work) => {
                     self.put(&mut objects, &mut replies);
@@ -70,16 +74,25 @@ impl Worker {
         self.put(&mut objects, &mut replies);
     }
 
-    /// Puts what was gathered.
-    fn put(&mut self, objects: &mut Vec<Object>, replies: &mut Vec<oneshot::Sender<Result<(), Fault>>>) {
+    /// Puts what was gathered: together, or where that is too much for a tenant each caller's objects for themselves.
+    fn put(&mut self, objects: &mut Vec<Object>, replies: &mut Vec<(usize, Reply)>) {
         if replies.is_empty() {
             return;
         }
         let objects = std::mem::take(objects);
-        let done = self.ready().and_then(|(store, now_ms)| store.put(&objects, now_ms).map_err(failed));
-        for reply in replies.drain(..) {
-            let _ = reply.send(done.clone());
+        let together = self.store(&objects);
+        let is_refused = matches!(&together, Err(Fault { code: ErrorCode::Invalid, .. }));
+        let mut rest = &objects[..];
+        for (count, reply) in replies.drain(..) {
+            let (own, others) = rest.split_at(count);
+            rest = others;
+            let _ = reply.send(if is_refused { self.store(own) } else { together.clone() });
         }
+    }
+
+    fn store(&mut self, objects: &[Object]) -> Result<(), Fault> {
+        let (store, now_ms) = self.ready()?;
+        store.put(objects, now_ms).map_err(fault)
     }
 
     fn expire(&mut self) {

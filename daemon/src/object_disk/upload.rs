@@ -59,7 +59,7 @@ impl Upload {
         self.content = Some(content);
         let piece = std::mem::take(&mut self.rest);
         if !piece.is_empty() {
-            self.content = Some(self.disk.with(move |store, _| store.append(content, &piece)).await?);
+            self.content = Some(self.disk.with(move |store, _| Ok(store.append(content, &piece)?)).await?);
         }
         Ok(())
     }

@@ -38,6 +38,17 @@ pub struct Object {
     pub content: Option<Content>,
 }
 
+impl Object {
+    /// Bytes that count for the retention.
+    pub(super) fn kept_bytes(&self) -> u64 {
+        kept_bytes(self.value.len() as u64, self.content)
+    }
+}
+
+fn kept_bytes(value_bytes: u64, content: Option<Content>) -> u64 {
+    value_bytes.saturating_add(content.map_or(0, |content| content.bytes))
+}
+
 /// Bytes of any length, in pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Content {
@@ -68,7 +79,8 @@ pub enum ObjectOrder {
     NewestFirst,
 }
 
-/// How long objects are kept. The oldest go first, as soon as one bound is passed.
+/// How long objects are kept. The oldest go first, as soon as one bound is passed: a tenant's own where its bound is, and
+/// before those of others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ObjectRetention {
     /// Time since it was made.
@@ -77,6 +89,10 @@ pub struct ObjectRetention {
     pub max_objects: u64,
     /// Bytes of their values and contents.
     pub max_bytes: u64,
+    /// Objects of one tenant.
+    pub tenant_objects: u64,
+    /// Bytes of their values and contents.
+    pub tenant_bytes: u64,
 }
 
 /// An object as its record has it: all but its value.
@@ -110,6 +126,6 @@ impl Head {
 
     /// Bytes that count for the retention.
     pub(super) fn kept_bytes(&self) -> u64 {
-        self.value_bytes.saturating_add(self.content.map_or(0, |content| content.bytes))
+        kept_bytes(self.value_bytes, self.content)
     }
 }

@@ -1,16 +1,18 @@
 //! Prefixes that clients ask to have kept for a while: pinned until then, without being anybody's session.
 //!
-//! Invariants: they are bounded in number, and in bytes together with what pinned sessions have; those that were asked for
-//! longest ago go first. They give way where a request would find no room for them. They hold whole blocks, computed or not
+//! Invariants: they are bounded in number, in all and of each tenant, and in bytes together with what pinned sessions have.
+//! Where there are too many of a tenant, or too much of all, the tenant's go first that has most, and of those the ones that
+//! were asked for longest ago: nobody loses what is held to a tenant that has as much. They give way where a request would find no room for them. They hold whole blocks, computed or not
 //! yet, and end with the process: what is on disk stays there, and may go.
 
 use super::{Action, KvStore};
 use crate::key::{BLOCK_TOKENS, BlockKey, block_keys};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 /// A prefix that is held.
 #[derive(Debug)]
 pub(super) struct Prefix {
+    tenant: String,
     /// In token order, at least one.
     keys: Vec<BlockKey>,
     /// What a block takes that is not computed yet.
@@ -32,7 +34,7 @@ impl Prefix {
 
 impl KvStore {
     /// Pins the blocks of the first of a prompt's tokens until a time, or for longer where they are held already. Whether it
-    /// does: less than a block is not held, nor is what has no room beside pinned sessions.
+    /// does: less than a block is not held, nor is what has no room beside pinned sessions and other tenants.
     pub fn hold_prefix(
         &mut self,
         model: &str,
@@ -47,7 +49,8 @@ impl KvStore {
             return (false, Vec::new());
         }
         let block_bytes = of.budget.block_bytes.max(of.budget.stored_bytes);
-        let prefix = Prefix { keys, block_bytes, until_ms };
+        let last = *keys.last().expect("it has a block");
+        let prefix = Prefix { tenant: tenant.to_owned(), keys, block_bytes, until_ms };
         if self.pinned_bytes([&prefix]) > self.pin_limit_bytes() {
             return (false, Vec::new());
         }
@@ -62,7 +65,8 @@ impl KvStore {
             }
         }
         self.bound_prefixes();
-        (true, self.done())
+        let is_held = self.prefixes.iter().any(|held| held.keys.contains(&last));
+        (is_held, self.done())
     }
 
     /// Prefixes whose blocks stay for now.
@@ -85,14 +89,33 @@ impl KvStore {
         self.pin_all();
     }
 
-    /// Has the first of them go until what is pinned is within its bounds.
+    /// Has some of them go until what is pinned is within its bounds.
     pub(super) fn bound_prefixes(&mut self) {
-        while self.prefixes.len() > self.options.max_prefixes
-            || (!self.prefixes.is_empty() && self.pinned_bytes(&self.prefixes) > self.pin_limit_bytes())
-        {
-            self.prefixes.remove(0);
+        while let Some(place) = self.next_prefix_to_go() {
+            self.prefixes.remove(place);
         }
         self.pin_all();
+    }
+
+    /// The place of the next one that has to go: the first of a tenant that has too many, or of the one that has most blocks
+    /// where all have too much.
+    fn next_prefix_to_go(&self) -> Option<usize> {
+        // How many each tenant has, and how many blocks.
+        let mut tenants: HashMap<&str, (usize, usize)> = HashMap::new();
+        for prefix in &self.prefixes {
+            let (count, blocks) = tenants.entry(&prefix.tenant).or_default();
+            (*count, *blocks) = (*count + 1, *blocks + prefix.keys.len());
+        }
+        let most = self.options.max_tenant_prefixes;
+        let too_many = self.prefixes.iter().position(|prefix| tenants[&*prefix.tenant].0 > most);
+        too_many.or_else(|| {
+            let is_over = self.prefixes.len() > self.options.max_prefixes
+                || self.pinned_bytes(&self.prefixes) > self.pin_limit_bytes();
+            // Of two that have as much, the one that asked last.
+            let largest = self.prefixes.iter().max_by_key(|prefix| tenants[&*prefix.tenant].1);
+            let tenant = &largest.filter(|_| is_over)?.tenant;
+            self.prefixes.iter().position(|prefix| prefix.tenant == *tenant)
+        })
     }
 
     /// A request has computed these blocks: those of prefixes among them are worth a place on disk, where they take none of

@@ -9,8 +9,8 @@ use crate::random::Random;
 use crate::samples::{FOREVER, bytes, object};
 use crate::twin::Twin;
 
-/// Some objects expire on the way.
-const RETENTION: ObjectRetention = ObjectRetention { max_objects: 8, ..FOREVER };
+/// Some objects expire on the way, of the tenant that has most of them more.
+const RETENTION: ObjectRetention = ObjectRetention { max_objects: 8, tenant_objects: 5, ..FOREVER };
 
 /// Runs a history until an error.
 fn run(disk: FlakyDisk) -> Ended<Twin> {

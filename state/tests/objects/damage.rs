@@ -1,6 +1,6 @@
 //! Bytes change on disk: what is read is right or refused, never wrong, and no damage ends the process.
 
-use zllm_state::{DatabaseError, ObjectStore};
+use zllm_state::{DatabaseError, ObjectError, ObjectStore};
 
 use crate::damage_rig::{Used, change_bits, cut_off};
 use crate::flaky::FlakyDisk;
@@ -59,7 +59,10 @@ fn use_changed(image: Vec<u8>, twin: &Twin) -> Used {
             }
         }
     }
-    store.put(&[object(7), object(99)], 0).or_else(&mut check)?;
+    match store.put(&[object(7), object(99)], 0) {
+        Err(ObjectError::Database(error)) => check(error)?,
+        done => done.map_err(|error| error.to_string())?,
+    }
     store.delete(&[object(8).name]).map(drop).or_else(&mut check)?;
     Ok(refused)
 }

@@ -1,6 +1,8 @@
 //! Random histories, on the store and on its twin: restarts, a disk that fails, objects that expire.
 
-use zllm_state::{Content, DatabaseError, Object, ObjectName, ObjectRetention, ObjectStore, PIECE_BYTES};
+use zllm_state::{
+    Content, DatabaseError, Object, ObjectError, ObjectName, ObjectRetention, ObjectStore, PIECE_BYTES,
+};
 
 use crate::flaky::FlakyDisk;
 use crate::random::Random;
@@ -52,15 +54,22 @@ impl Step {
         store: &mut ObjectStore,
         twin: &mut Twin,
         now_ms: u64,
-    ) -> Result<(), DatabaseError> {
+    ) -> Result<(), ObjectError> {
         match self {
             Self::Put(objects) => {
-                twin.put(objects, now_ms);
-                store.put(objects, now_ms)
+                let may = twin.put(objects, now_ms);
+                match store.put(objects, now_ms) {
+                    Err(ObjectError::TooMuch { .. }) if !may => Ok(()),
+                    done => {
+                        assert!(may, "{done:?}: it is too much for a tenant");
+                        done
+                    }
+                }
             }
             Self::Delete(names) => {
                 let expected = twin.delete(names);
-                store.delete(names).map(|found| assert_eq!(found, expected))
+                assert_eq!(store.delete(names)?, expected);
+                Ok(())
             }
             Self::Begin => {
                 twin.loose.push((store.begin_content(), Vec::new()));
@@ -74,11 +83,11 @@ impl Step {
             }
             Self::Abandon(content) => {
                 twin.loose.retain(|(other, _)| other != content);
-                store.abandon(*content)
+                Ok(store.abandon(*content)?)
             }
             Self::Expire => {
                 twin.expire(now_ms);
-                store.expire(now_ms)
+                Ok(store.expire(now_ms)?)
             }
         }
     }
@@ -99,7 +108,13 @@ fn put(random: &mut Random, twin: &Twin, now_ms: u64) -> Object {
 
 fn retention(random: &mut Random) -> ObjectRetention {
     let mut bound = |limit| if random.below(3) == 0 { u64::MAX } else { random.below(limit) };
-    ObjectRetention { max_age_ms: bound(3000), max_objects: bound(20), max_bytes: bound(60_000) }
+    ObjectRetention {
+        max_age_ms: bound(3000),
+        max_objects: bound(20),
+        max_bytes: bound(60_000),
+        tenant_objects: bound(12),
+        tenant_bytes: bound(30_000),
+    }
 }
 
 fn open(disk: &FlakyDisk, retention: ObjectRetention, now_ms: u64) -> Result<ObjectStore, String> {
@@ -151,7 +166,10 @@ fn run(seed: u64, steps: u32, disk_fails: bool) -> (u32, u32) {
             }
             // All of it has happened, or nothing.
             Err(error) => {
-                assert!(disk_fails && matches!(error, DatabaseError::Io { .. }), "{place}: {error}");
+                assert!(
+                    disk_fails && matches!(error, ObjectError::Database(DatabaseError::Io { .. })),
+                    "{place}: {error}"
+                );
                 failed += 1;
                 if let Err(not_before) = twin.compare(&mut store) {
                     let compared = after.compare(&mut store);

@@ -5,8 +5,13 @@ use zllm_state::{Object, ObjectName, ObjectRetention};
 use crate::random::Random;
 
 /// Nothing expires.
-pub(crate) const FOREVER: ObjectRetention =
-    ObjectRetention { max_age_ms: u64::MAX, max_objects: u64::MAX, max_bytes: u64::MAX };
+pub(crate) const FOREVER: ObjectRetention = ObjectRetention {
+    max_age_ms: u64::MAX,
+    max_objects: u64::MAX,
+    max_bytes: u64::MAX,
+    tenant_objects: u64::MAX,
+    tenant_bytes: u64::MAX,
+};
 
 /// An object without a content; some go at a time of their own.
 pub(crate) fn object(number: u64) -> Object {

@@ -3,7 +3,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use zllm_state::{DatabaseError, Object, ObjectName, ObjectOrder, ObjectRetention, ObjectStore, PIECE_BYTES};
+use zllm_state::{
+    DatabaseError, Object, ObjectError, ObjectName, ObjectOrder, ObjectRetention, ObjectStore, PIECE_BYTES,
+};
 
 use crate::folder::{Kept, keeps_its_file};
 use crate::samples::{FOREVER, bytes, object};
@@ -140,6 +142,59 @@ fn the_oldest_expire_by_count_age_bytes_and_their_own_time() {
     assert_eq!(ids(&mut store, ObjectOrder::OldestFirst), ["c"]);
 }
 
+/// Of each tenant the oldest go, and only its own; what alone is too much is refused and changes nothing.
+#[test]
+fn a_tenant_has_a_bound_of_its_own() {
+    let of = |tenant: &str, id: u64, length| Object {
+        name: ObjectName::new("file", tenant, &id.to_string()),
+        ..plain("", id, length)
+    };
+    let ids = |store: &mut ObjectStore, tenant: &str| -> Vec<u64> {
+        let listed = store.list("file", tenant, None, usize::MAX, ObjectOrder::OldestFirst);
+        listed.unwrap().unwrap().iter().map(|object| object.name.id.parse().unwrap()).collect()
+    };
+    let bounds = ObjectRetention { max_objects: 7, tenant_objects: 4, tenant_bytes: 4000, ..FOREVER };
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = ObjectStore::open(dir.path(), bounds, 0).unwrap();
+    (1..=2).for_each(|id| store.put(&[of("quiet", id, 100)], 0).unwrap());
+    (3..=20).for_each(|id| store.put(&[of("busy", id, 100)], 0).unwrap());
+    assert_eq!((ids(&mut store, "quiet"), ids(&mut store, "busy")), (vec![1, 2], vec![17, 18, 19, 20]));
+    // Larger again, it counts as that.
+    store.put(&[of("busy", 20, 3900)], 0).unwrap();
+    assert_eq!(ids(&mut store, "busy"), [19, 20]);
+    // Contents count as well.
+    let begun = store.begin_content();
+    let content = Some(store.append(begun, &bytes(1, 3950)).unwrap());
+    store.put(&[Object { content, ..of("busy", 21, 20) }], 0).unwrap();
+    assert_eq!(ids(&mut store, "busy"), [21]);
+
+    let refused = [
+        (
+            vec![of("quiet", 1, 5), of("busy", 22, 4001)],
+            "a tenant may have 4000 bytes kept, and here are 4001",
+        ),
+        ((1..=5).map(|id| of("quiet", id, 1)).collect(), "a tenant may have 4 objects kept, and here are 5"),
+    ];
+    for (objects, why) in refused {
+        let error = store.put(&objects, 0).unwrap_err();
+        assert!(matches!(error, ObjectError::TooMuch { .. }) && error.to_string() == why, "{error}");
+        assert_eq!(store.get(&objects[0].name).unwrap(), Some(of("quiet", 1, 100)), "none of it is put");
+    }
+    // Several of one name are one.
+    store
+        .put(&(1..=9).map(|made| Object { created_ms: made, ..of("quiet", 3, 900) }).collect::<Vec<_>>(), 0)
+        .unwrap();
+    (4..=6).for_each(|id| store.put(&[of("third", id, 10)], 0).unwrap());
+    assert_eq!(ids(&mut store, "quiet"), [1, 2, 3]);
+
+    // A restart with other bounds: again each loses its own, and the common bound comes after.
+    drop(store);
+    let bounds = ObjectRetention { max_objects: 4, tenant_objects: 2, ..bounds };
+    let mut store = ObjectStore::open(dir.path(), bounds, 0).unwrap();
+    let kept = ["quiet", "busy", "third"].map(|tenant| ids(&mut store, tenant));
+    assert_eq!(kept, [vec![3], vec![21], vec![5, 6]]);
+}
+
 impl Kept for ObjectStore {
     const FILE: &'static str = "objects.redb";
     const WITHOUT: &'static str = "without objects";
@@ -149,7 +204,10 @@ impl Kept for ObjectStore {
     }
 
     fn put(&mut self, number: u64) -> Result<(), DatabaseError> {
-        self.put(&[object(number)], 0)
+        self.put(&[object(number)], 0).map_err(|error| match error {
+            ObjectError::Database(error) => error,
+            other => panic!("{other}"),
+        })
     }
 
     fn has(&mut self, number: u64) -> bool {

@@ -18,7 +18,11 @@ impl Twin {
         Self { objects: Vec::new(), loose: Vec::new(), retention }
     }
 
-    pub(crate) fn put(&mut self, objects: &[Object], now_ms: u64) {
+    /// Whether they may be put.
+    pub(crate) fn put(&mut self, objects: &[Object], now_ms: u64) -> bool {
+        if !self.may_put(objects) {
+            return false;
+        }
         for object in objects {
             let before = self.objects.iter().position(|(other, _)| other.name == object.name);
             let loose = self.loose.iter().position(|(content, _)| Some(*content) == object.content);
@@ -34,6 +38,19 @@ impl Twin {
         }
         let staying: Vec<_> = objects.iter().map(|object| object.name.clone()).collect();
         self.expire_but(&staying, now_ms);
+        true
+    }
+
+    /// Whether each tenant may have these when it has nothing else.
+    fn may_put(&self, objects: &[Object]) -> bool {
+        let is_last = |at: usize| objects[at + 1..].iter().all(|other| other.name != objects[at].name);
+        let last: Vec<_> = (0..objects.len()).filter(|at| is_last(*at)).map(|at| &objects[at]).collect();
+        last.iter().all(|object| {
+            let own = last.iter().filter(|other| other.name.tenant == object.name.tenant);
+            let bytes = |own: &&Object| own.value.len() as u64 + own.content.map_or(0, |own| own.bytes());
+            own.clone().count() as u64 <= self.retention.tenant_objects
+                && own.map(bytes).sum::<u64>() <= self.retention.tenant_bytes
+        })
     }
 
     pub(crate) fn delete(&mut self, names: &[ObjectName]) -> Vec<bool> {
@@ -58,20 +75,34 @@ impl Twin {
         let due = |object: &Object| object.expires_ms.is_some_and(|expires_ms| expires_ms <= now_ms);
         self.objects.retain(|(object, _)| !due(object) || staying.contains(&object.name));
         loop {
-            let bytes = |(object, pieces): &(Object, Pieces)| {
-                (object.value.len() + pieces.iter().map(Vec::len).sum::<usize>()) as u64
+            let ObjectRetention { max_age_ms, max_objects, max_bytes, tenant_objects, tenant_bytes } =
+                self.retention;
+            let over = self.is_over(|_| true, max_objects, max_bytes);
+            let is_old = |object: &Object| now_ms.saturating_sub(object.created_ms) > max_age_ms;
+            let tenant_over = |object: &Object| {
+                let own = |other: &Object| other.name.tenant == object.name.tenant;
+                self.is_over(own, tenant_objects, tenant_bytes)
             };
-            let over = self.objects.len() as u64 > self.retention.max_objects
-                || self.objects.iter().map(bytes).sum::<u64>() > self.retention.max_bytes;
-            let goes = |object: &Object| {
-                let age_ms = now_ms.saturating_sub(object.created_ms);
-                (over || age_ms > self.retention.max_age_ms) && !staying.contains(&object.name)
+            let oldest = |goes: &dyn Fn(&Object) -> bool| {
+                let candidates = self.objects.iter().map(|(object, _)| object).enumerate();
+                let candidates =
+                    candidates.filter(|(_, object)| !staying.contains(&object.name) && goes(object));
+                candidates.min_by_key(|(at, object)| (object.created_ms, *at)).map(|(at, _)| at)
             };
-            let candidates = self.objects.iter().enumerate().filter(|(_, (object, _))| goes(object));
-            let oldest = candidates.min_by_key(|(at, (object, _))| (object.created_ms, *at));
-            let Some((at, _)) = oldest else { return };
+            let goes = oldest(&tenant_over).or_else(|| oldest(&|object| over || is_old(object)));
+            let Some(at) = goes else { return };
             self.objects.remove(at);
         }
+    }
+
+    /// Whether there are more of these objects, or of their bytes.
+    fn is_over(&self, of: impl Fn(&Object) -> bool, max_objects: u64, max_bytes: u64) -> bool {
+        let (mut objects, mut bytes) = (0, 0);
+        for (object, pieces) in self.objects.iter().filter(|(object, _)| of(object)) {
+            objects += 1;
+            bytes += (object.value.len() + pieces.iter().map(Vec::len).sum::<usize>()) as u64;
+        }
+        objects > max_objects || bytes > max_bytes
     }
 
     /// What differs between this and the real store.

@@ -16,7 +16,7 @@ use crate::http::problem::{Kind, Problem};
 use crate::http::{Http, body};
 use crate::limits::{
     BATCH_RETRY, BATCHES_IN_FLIGHT_BYTES, MAX_BATCH_METADATA, MAX_BATCH_METADATA_BYTES, MAX_BATCH_PAGE_ROWS,
-    MAX_BATCHES_AT_ONCE, RETRY_AFTER,
+    MAX_BATCHES_AT_ONCE, MAX_TENANT_BATCHES, RETRY_AFTER,
 };
 use actix_web::{HttpResponse, web};
 pub(super) use record::Batch;
@@ -61,16 +61,20 @@ impl Batches {
 }
 
 impl Place {
-    /// `None` when the batch has one, or as many as may have one.
-    fn take(http: &web::Data<Http>, caller: &Caller, id: &str, most: usize) -> Option<Self> {
+    /// # Errors
+    /// The batch has one, or it is new and as many have one as may.
+    fn take(http: &web::Data<Http>, caller: &Caller, id: &str, is_new: bool) -> Result<Self, Problem> {
         let key = (caller.tenant_name().to_owned(), id.to_owned());
         let (cancel, cancelled) = watch::channel(false);
         let mut running = http.batches.running();
-        if running.len() >= most || running.contains_key(&key) {
-            return None;
+        if is_new {
+            make_sure_of_room(&running, &key.0)?;
+        }
+        if running.contains_key(&key) {
+            return Err(Problem::new(Kind::Conflict, format!("batch {id} is under way")));
         }
         running.insert(key.clone(), cancel);
-        Some(Self { http: http.clone(), key, cancelled })
+        Ok(Self { http: http.clone(), key, cancelled })
     }
 
     /// Starts the batch's task.
@@ -85,6 +89,19 @@ impl Drop for Place {
     fn drop(&mut self) {
         self.http.batches.running().remove(&self.key);
     }
+}
+
+/// Refuses a further batch where there are as many as there may be.
+fn make_sure_of_room<T>(running: &HashMap<Key, T>, tenant: &str) -> Result<(), Problem> {
+    let own = running.keys().filter(|(other, _)| other == tenant).count();
+    let message = if own >= MAX_TENANT_BATCHES {
+        format!("{MAX_TENANT_BATCHES} batches of this tenant are under way")
+    } else if running.len() >= MAX_BATCHES_AT_ONCE {
+        format!("{MAX_BATCHES_AT_ONCE} batches are under way")
+    } else {
+        return Ok(());
+    };
+    Err(Problem::new(Kind::Busy { retry_after: *RETRY_AFTER.end() }, message))
 }
 
 /// A new batch.
@@ -150,10 +167,7 @@ pub(super) async fn create(
         ..problem
     })?;
     let id = http.fresh_id("batch_");
-    let place = Place::take(&http, &caller, &id, MAX_BATCHES_AT_ONCE).ok_or_else(|| {
-        let message = format!("{MAX_BATCHES_AT_ONCE} batches are under way");
-        Problem::new(Kind::Busy { retry_after: *RETRY_AFTER.end() }, message)
-    })?;
+    let place = Place::take(&http, &caller, &id, true)?;
     let now = http.unix_s();
     let mut batch = Batch::new(id, request.endpoint, request.input_file_id, metadata, now);
     batch.output_expires_after = request.output_expires_after;
@@ -186,7 +200,7 @@ pub(in crate::http) async fn resume(http: web::Data<Http>) {
     for (tenant, id) in marked {
         let caller = Caller::of_tenant(&tenant);
         // One that was begun meanwhile has its task.
-        if let Some(place) = Place::take(&http, &caller, &id, usize::MAX) {
+        if let Ok(place) = Place::take(&http, &caller, &id, false) {
             place.start(caller);
         }
     }
@@ -234,4 +248,26 @@ pub(super) async fn cancel(
     }
     batch.become_(Status::Cancelling, http.unix_s());
     Ok(HttpResponse::Ok().json(batch))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_are_bounded_in_all_and_of_each_tenant() {
+        let mut running = HashMap::new();
+        let mut start = |tenant: &str| {
+            make_sure_of_room(&running, tenant)?;
+            running.insert((tenant.to_owned(), running.len().to_string()), ());
+            Ok::<_, Problem>(())
+        };
+        for tenant in 0..4 {
+            (0..MAX_TENANT_BATCHES).for_each(|_| start(&tenant.to_string()).expect("room"));
+            let refused = start(&tenant.to_string()).expect_err("as many as it may have");
+            assert_eq!(refused.message, "16 batches of this tenant are under way");
+            assert!(matches!(refused.kind, Kind::Busy { .. }));
+        }
+        assert_eq!(start("another").expect_err("all are taken").message, "64 batches are under way");
+    }
 }

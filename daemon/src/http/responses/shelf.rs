@@ -7,12 +7,13 @@ use crate::http::Http;
 use crate::http::caller::Caller;
 use crate::http::problem::{Kind, Problem};
 use crate::limits::MAX_HISTORY_BYTES;
+use crate::object_disk::DAEMON;
 use actix_web::web;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use zllm_engine::SpeechStyle;
-use zllm_state::{DatabaseError, Object, ObjectName, ObjectOrder, ObjectStore};
+use zllm_state::{Object, ObjectError, ObjectName, ObjectOrder, ObjectStore};
 use zllm_wire::JobId;
 
 use super::items::Item;
@@ -104,7 +105,7 @@ impl Shelf {
     /// The responses whose jobs go on, or ended with the daemon, each with its tenant's shelf.
     pub(super) async fn marked(http: &web::Data<Http>) -> Result<Vec<(Self, String)>, Problem> {
         let objects = &http.services.objects;
-        let marks = objects.list(MARK, String::new(), None, usize::MAX, ObjectOrder::OldestFirst).await?;
+        let marks = objects.list(MARK, DAEMON.to_owned(), None, usize::MAX, ObjectOrder::OldestFirst).await?;
         let mark = |object: Object| {
             let Mark { tenant } = parsed(&object.value)?;
             Ok((Self { http: http.clone(), tenant }, object.name.id))
@@ -113,7 +114,7 @@ impl Shelf {
     }
 
     fn mark(id: &str) -> ObjectName {
-        ObjectName::new(MARK, "", id)
+        ObjectName::new(MARK, DAEMON, id)
     }
 
     fn name(&self, kind: &str, id: &str) -> ObjectName {
@@ -127,7 +128,7 @@ impl Shelf {
 
     async fn with<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&mut ObjectStore, u64) -> Result<T, DatabaseError> + Send + 'static,
+        work: impl FnOnce(&mut ObjectStore, u64) -> Result<T, ObjectError> + Send + 'static,
     ) -> Result<T, Problem> {
         Ok(self.http.services.objects.with(work).await?)
     }
@@ -189,7 +190,7 @@ impl Shelf {
     /// Deletes a response.
     pub(super) async fn forget(&self, id: &str) -> Result<(), Problem> {
         let names = [self.name(RESPONSE, id), Self::mark(id)];
-        self.with(move |store, _| store.delete(&names).map(drop)).await
+        self.with(move |store, _| Ok(store.delete(&names).map(drop)?)).await
     }
 
     /// All that was said up to the end of this response, the oldest first.

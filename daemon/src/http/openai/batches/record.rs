@@ -5,6 +5,7 @@ use crate::http::Http;
 use crate::http::caller::Caller;
 use crate::http::problem::{Kind, Problem};
 use crate::limits::{BATCH_WINDOW, MAX_BATCH_PAGE_ROWS};
+use crate::object_disk::DAEMON;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -132,7 +133,7 @@ impl Mark {
     }
 
     pub(super) fn name(id: &str) -> ObjectName {
-        ObjectName::new(MARK_KIND, "", id)
+        ObjectName::new(MARK_KIND, DAEMON, id)
     }
 }
 
@@ -142,7 +143,7 @@ pub(super) async fn marked(http: &Http) -> Result<Vec<(String, String)>, Problem
     loop {
         let order = ObjectOrder::OldestFirst;
         let page =
-            http.services.objects.list(MARK_KIND, "".into(), after, MAX_BATCH_PAGE_ROWS, order).await?;
+            http.services.objects.list(MARK_KIND, DAEMON.into(), after, MAX_BATCH_PAGE_ROWS, order).await?;
         let gone = || Problem::new(Kind::Failed, "the marks of batches went while they were read");
         let page = page.ok_or_else(gone)?;
         let Some(last) = page.last() else { return Ok(all) };

@@ -153,7 +153,7 @@ pub(super) async fn clear(http: &Http, caller: &Caller, batch: &str) -> Result<(
         let is_last = page.is_empty();
         let names = page.into_iter().map(|segment| segment.name);
         let names: Vec<ObjectName> = if is_last { vec![Mark::name(batch)] } else { names.collect() };
-        http.services.objects.with(move |store, _| store.delete(&names)).await?;
+        http.services.objects.with(move |store, _| Ok(store.delete(&names)?)).await?;
         if is_last {
             return Ok(());
         }
