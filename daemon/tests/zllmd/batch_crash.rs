@@ -192,23 +192,27 @@ fn a_batch_whose_file_goes_ends_with_what_it_has() {
 #[test]
 fn embeddings_go_on_after_a_stop_at_once() {
     let mut daemon = Daemon::start();
-    let text = |number: usize| format!("{number} is what it is about. {}", "one two three ".repeat(120));
-    let request = |number: usize| json!({"model": MODEL, "input": text(number)});
+    let text = |words: usize| format!("{words} words are here. {}", "one two three ".repeat(words / 3));
+    let under_way = |least: f64| {
+        wait_for("enough to be under way", || {
+            let jobs = |state: &str| daemon.metric(&format!("zllm_jobs{{state=\"{state}\"}}"));
+            (jobs("running") + jobs("queued") >= least).then_some(())
+        });
+    };
+    // Somebody waits at the same time, for longer: told to come back, as a line of the batch is, and not that it was cancelled.
+    let texts: Vec<String> = (0..8).map(|number| text(1500 + number)).collect();
+    let list = json!({"model": MODEL, "input": texts}).to_string();
+    let waiting =
+        send(&daemon.http_socket(), "POST", "/v1/embeddings", list.as_bytes()).expect("a connection");
+    under_way(8.0);
+    let request = |number: usize| json!({"model": MODEL, "input": text(300 + number)});
     let lines: String =
         (0..24).map(|number| line(number, &request(number)).replace(CHAT, "/v1/embeddings")).collect();
     let file = upload(&daemon, lines.as_bytes())["id"].clone();
     let asked = json!({"input_file_id": file, "endpoint": "/v1/embeddings", "completion_window": "24h"});
     let begun = post(&daemon.http_socket(), "/v1/batches", asked.to_string()).json();
     let id = begun["id"].as_str().expect("an id").to_owned();
-    // Somebody who waits at the same time is told to come back, and not that somebody cancelled it: a line of the batch is too.
-    let texts: Vec<String> = (0..8).map(text).collect();
-    let list = json!({"model": MODEL, "input": texts}).to_string();
-    let waiting =
-        send(&daemon.http_socket(), "POST", "/v1/embeddings", list.as_bytes()).expect("a connection");
-    wait_for("all of them under way", || {
-        let jobs = |state: &str| daemon.metric(&format!("zllm_jobs{{state=\"{state}\"}}"));
-        (jobs("running") > 0.0 && jobs("running") + jobs("queued") >= 24.0).then_some(())
-    });
+    under_way(9.0);
     assert_eq!(daemon.connect().ask(Op::Stop { drain: false }), Answer::Done);
     let told = http::read(&mut BufReader::new(waiting)).expect("an answer");
     assert_eq!(told.status, 503, "{}", told.body);
