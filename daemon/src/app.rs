@@ -119,7 +119,7 @@ pub(crate) async fn run(
         died = deaths.recv() => return Err(death(died, &names)),
     }
     // What clients left under way goes on now that the jobs are known that it began.
-    http::resume(&asked);
+    let _resumed = http::resume(&asked);
     let serving = server::serve(listener, bound.policy, config.connections, services.clone(), seen_life);
     let serving = actix::spawn(serving);
 

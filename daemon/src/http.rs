@@ -31,9 +31,11 @@ mod turn;
 
 use crate::limits::{CORS_MAX_AGE_S, HTTP_CONNECTIONS, HTTP_HEAD_TIMEOUT, HTTP_IDLE, HTTP_WORKERS};
 use crate::services::Services;
+use actix::Arbiter;
 use actix_cors::Cors;
 use actix_web::dev::Server;
 use actix_web::middleware::{Condition, from_fn};
+
 use actix_web::{App, HttpServer, web};
 use admission::ANY_ORIGIN;
 use dialect::RequestId;
@@ -80,10 +82,23 @@ impl Http {
     }
 }
 
+/// What clients left under way in an earlier run, on a thread of its own; dropped, it ends.
+pub(crate) struct Resumed(Arbiter);
+
+impl Drop for Resumed {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
 /// Goes on with what clients left under way in an earlier run.
-pub(crate) fn resume(http: &web::Data<Http>) {
-    actix_web::rt::spawn(openai::resume_batches(http.clone()));
-    actix_web::rt::spawn(responses::resume(http.clone()));
+pub(crate) fn resume(http: &web::Data<Http>) -> Resumed {
+    let (thread, http) = (Arbiter::new(), http.clone());
+    thread.spawn_fn(move || {
+        actix_web::rt::spawn(openai::resume_batches(http.clone()));
+        actix_web::rt::spawn(responses::resume(http));
+    });
+    Resumed(thread)
 }
 
 /// The server; `None` when it has nowhere to listen.
