@@ -26,7 +26,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use zllm_wire::limits::MAX_BATCH_JOBS;
-use zllm_wire::{BatchId, CancelTarget};
+use zllm_wire::{BatchId, CancelTarget, ErrorCode};
 
 /// Drives a batch to its end, as often as it takes. What goes wrong here goes by: what does not is an end of the batch.
 pub(super) async fn drive(
@@ -285,12 +285,21 @@ impl Driver<'_> {
             uploads.push((upload, file));
         }
         let now = self.http.unix_s();
-        match self.lost {
+        match self.lost.take() {
             Some(problem) if end == Status::Failed => self.batch.fail(vec![LineError::of_file(problem)], now),
             _ => self.batch.become_(end, now),
         }
         let record = self.batch.object(self.caller);
-        Ok(self.http.services.objects.put_uploads(uploads, vec![record]).await?)
+        match self.http.services.objects.put_uploads(uploads, vec![record]).await {
+            // The files are more than the tenant may have kept: no later try fares better.
+            Err(fault) if fault.code == ErrorCode::Invalid => {
+                (self.batch.output_file_id, self.batch.error_file_id) = (None, None);
+                let code = "output_too_large".to_owned();
+                self.batch.fail(vec![LineError { code, ..LineError::of_file(fault.into()) }], now);
+                self.save().await
+            }
+            put => Ok(put?),
+        }
     }
 }
 
