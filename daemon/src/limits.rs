@@ -214,6 +214,8 @@ pub(crate) const STREAM_PING: Duration = Duration::from_secs(15);
 pub(crate) const WATCH_PAUSE: Duration = Duration::from_secs(1);
 /// Bytes of what was said before a response, as it is kept.
 pub(crate) const MAX_HISTORY_BYTES: usize = 64 << 20;
+/// Tools of a response, those in namespaces among them. OpenAI takes 128.
+pub(crate) const MAX_TOOLS: usize = 1024;
 /// Requests that wait on one WebSocket while another is answered.
 pub(crate) const WAITING_TURNS: usize = 4;
 /// A WebSocket's client is asked whether it is still there, so often.

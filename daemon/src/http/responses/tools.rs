@@ -2,8 +2,9 @@
 //! itself is passed over, and the answer says so.
 
 use crate::http::problem::Problem;
+use crate::limits::MAX_TOOLS;
 use serde_json::{Map, Value, json};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::items::shown;
 
@@ -11,7 +12,9 @@ use super::items::shown;
 #[derive(Debug, Clone, Default)]
 pub(super) struct Names {
     /// Namespace and name by the name that the model is shown, of those that have a namespace.
-    spaced: HashMap<String, (String, String)>,
+    called: HashMap<String, (String, String)>,
+    /// The other way: the name that the model is shown, by namespace and then by name.
+    shown: HashMap<String, HashMap<String, String>>,
 }
 
 /// Tools as the model is shown them.
@@ -22,20 +25,20 @@ pub(super) struct Tools {
     pub(super) names: Names,
     /// Kinds of those that are not run here.
     pub(super) skipped: Vec<String>,
+    /// Names that a function with a namespace cannot be shown by.
+    taken: HashSet<String>,
 }
 
 impl Names {
     /// The name that the model knows a function by.
     pub(super) fn shown(&self, namespace: Option<&str>, name: &str) -> String {
-        let Some(namespace) = namespace else { return name.to_owned() };
-        let is_it = |spaced: &&(String, String)| (spaced.0.as_str(), spaced.1.as_str()) == (namespace, name);
-        let found = self.spaced.iter().find(|(_, spaced)| is_it(spaced));
-        found.map_or(name, |(shown, _)| shown).to_owned()
+        let shown = namespace.and_then(|namespace| self.shown.get(namespace)?.get(name));
+        shown.map_or(name, String::as_str).to_owned()
     }
 
     /// Namespace and name of the function that the model called.
     pub(super) fn called(&self, shown: String) -> (Option<String>, String) {
-        match self.spaced.get(&shown) {
+        match self.called.get(&shown) {
             Some((namespace, name)) => (Some(namespace.clone()), name.clone()),
             None => (None, shown),
         }
@@ -46,7 +49,14 @@ impl Tools {
     /// # Errors
     /// What cannot be honoured, by its name.
     pub(super) fn read(tools: &[Value]) -> Result<Self, Problem> {
-        let mut read = Self::default();
+        let count: usize = tools.iter().map(|tool| 1 + tool["tools"].as_array().map_or(0, Vec::len)).sum();
+        if count > MAX_TOOLS {
+            return Err(Problem::of("tools", format!("there are {count} tools; at most {MAX_TOOLS} work")));
+        }
+        // A function without a namespace keeps its name, wherever it stands.
+        let plain = tools.iter().filter(|tool| tool["type"] == "function");
+        let taken = plain.filter_map(|tool| tool["name"].as_str()).map(str::to_owned).collect();
+        let mut read = Self { taken, ..Self::default() };
         for (place, tool) in tools.iter().enumerate() {
             let param = format!("tools[{place}]");
             match tool["type"].as_str() {
@@ -92,13 +102,16 @@ impl Tools {
         if tool["strict"] == true {
             return refused("strict", "is not served yet");
         }
-        let is_taken = self.shown.iter().any(|other| other["function"]["name"] == name);
-        let shown = match namespace {
-            Some(namespace) if is_taken => format!("{namespace}.{name}"),
-            _ => name.to_owned(),
-        };
+        let mut shown = name.to_owned();
         if let Some(namespace) = namespace {
-            self.names.spaced.insert(shown.clone(), (namespace.to_owned(), name.to_owned()));
+            if self.taken.contains(name) {
+                shown = format!("{namespace}.{name}");
+            }
+            if !self.taken.insert(shown.clone()) {
+                return refused("name", "is there twice");
+            }
+            self.names.called.insert(shown.clone(), (namespace.to_owned(), name.to_owned()));
+            self.names.shown.entry(namespace.to_owned()).or_default().insert(name.to_owned(), shown.clone());
         }
         let mut function = Map::from_iter([("name".to_owned(), Value::from(shown))]);
         for field in ["description", "parameters"] {
@@ -145,6 +158,14 @@ mod tests {
         }
         // What no tool of this request is keeps its name.
         assert_eq!(tools.names.shown(Some("gone"), "f"), "f");
+        // One without a namespace keeps its name also where it stands behind.
+        let tools = Tools::read(&[space("a", vec![function("run")]), function("run")]).expect("tools");
+        assert_eq!(tools.names.called("run".to_owned()), (None, "run".to_owned()));
+        assert_eq!(tools.names.called("a.run".to_owned()), (Some("a".to_owned()), "run".to_owned()));
+        let twice = Tools::read(&[function("run"), function("a.run"), space("a", vec![function("run")])]);
+        assert_eq!(twice.expect_err("one name for two").param.as_deref(), Some("tools[2].tools[0].name"));
+        let many = Tools::read(&[space("a", vec![function("f"); MAX_TOOLS])]);
+        assert_eq!(many.expect_err("too many").param.as_deref(), Some("tools"));
         let error =
             Tools::read(&[space("a", vec![json!({"type": "function", "name": "f", "strict": true})])]);
         assert_eq!(error.expect_err("strict").param.as_deref(), Some("tools[0].tools[0].strict"));
