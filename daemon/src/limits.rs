@@ -212,16 +212,20 @@ pub(crate) const PARSING_BODIES: usize = 2;
 pub(crate) const STREAM_PING: Duration = Duration::from_secs(15);
 /// How often a response in the background is tried again whose job cannot be read now.
 pub(crate) const WATCH_PAUSE: Duration = Duration::from_secs(1);
-/// Bytes of what was said before a response, as it is kept.
+/// Longest such time.
+pub(crate) const MAX_WATCH_PAUSE: Duration = Duration::from_secs(60);
+/// Bytes of what was said before a response and of what it refers to, as it is kept.
 pub(crate) const MAX_HISTORY_BYTES: usize = 64 << 20;
+/// Bytes of it that are read and made into prompts at one time, for all requests.
+pub(crate) const HISTORIES_BYTES: usize = 4 * MAX_HISTORY_BYTES;
 /// Tools of a response, those in namespaces among them. OpenAI takes 128.
 pub(crate) const MAX_TOOLS: usize = 1024;
 /// Requests that wait on one WebSocket while another is answered.
 pub(crate) const WAITING_TURNS: usize = 4;
 /// A WebSocket's client is asked whether it is still there, so often.
 pub(crate) const SOCKET_PING: Duration = Duration::from_secs(15);
-/// One that has not answered for so long is gone.
-pub(crate) const SOCKET_SILENCE: Duration = Duration::from_secs(60);
+/// One that has left so many of these without an answer is gone.
+pub(crate) const SOCKET_PINGS: u32 = 4;
 /// Bytes of a model's name that are looked up; none that is there is longer, for it is a file's name.
 pub(crate) const MAX_MODEL_NAME_BYTES: usize = 255;
 /// Models that a message names.

@@ -130,7 +130,7 @@ impl OpenAiError {
             Kind::Forbidden => ("invalid_request_error", Some("insufficient_permissions")),
             Kind::Busy { .. } => ("rate_limit_error", Some("rate_limit_exceeded")),
             Kind::Unavailable => ("server_error", Some("unavailable")),
-            Kind::Failed | Kind::Ended => ("server_error", None),
+            Kind::Failed | Kind::Ended { .. } => ("server_error", None),
         };
         let (message, param) = (problem.message.clone(), problem.param.clone());
         Self { error: OpenAiErrorBody { message, kind, param, code } }
@@ -149,7 +149,7 @@ impl AnthropicError {
             Kind::Forbidden => "permission_error",
             Kind::Busy { .. } => "rate_limit_error",
             Kind::Unavailable => "overloaded_error",
-            Kind::Failed | Kind::Ended => "api_error",
+            Kind::Failed | Kind::Ended { .. } => "api_error",
         };
         let message = problem.message.clone();
         Self { kind: "error", error: AnthropicErrorBody { kind, message }, request_id }

@@ -50,7 +50,10 @@ pub(crate) enum Kind {
     /// The daemon could not, and may be able to later.
     Failed,
     /// The job itself failed or was cancelled: to wait helps nobody.
-    Ended,
+    Ended {
+        /// Whether somebody cancelled it.
+        is_cancelled: bool,
+    },
 }
 
 impl Problem {
@@ -84,7 +87,7 @@ impl Problem {
             Kind::Forbidden => StatusCode::FORBIDDEN,
             Kind::Busy { .. } => StatusCode::TOO_MANY_REQUESTS,
             Kind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-            Kind::Failed | Kind::Ended => StatusCode::INTERNAL_SERVER_ERROR,
+            Kind::Failed | Kind::Ended { .. } => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 

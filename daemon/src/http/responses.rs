@@ -25,6 +25,7 @@ use super::problem::{Kind, Problem};
 use super::router::{Operation, Router};
 use super::turn::Turn;
 use super::{Http, body};
+use crate::limits::{HISTORIES_BYTES, MAX_HISTORY_BYTES};
 use actix_web::{HttpResponse, web};
 use items::{Given, Item, ItemStatus, Part};
 use list::{List, Page, Removed};
@@ -35,7 +36,13 @@ use schemars::JsonSchema;
 use scribe::Scribe;
 use serde::{Deserialize, Serialize};
 use shelf::{Record, Shelf};
+use std::collections::HashMap;
+use std::rc::Rc;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use zllm_wire::Submit;
+
+/// Bytes of what was said before that are read and made into prompts.
+static ROOM: Semaphore = Semaphore::const_new(HISTORIES_BYTES);
 
 /// Where it is.
 pub(super) fn routes(router: &mut Router) {
@@ -115,22 +122,44 @@ struct InputTokens {
     input_tokens: usize,
 }
 
+/// What was said so far.
+#[derive(Clone, Default)]
+struct Said {
+    items: Vec<Item>,
+    /// That they have as they are kept, at most [`MAX_HISTORY_BYTES`].
+    bytes: usize,
+}
+
 /// The last response of a connection and all that was said up to its end.
+#[derive(Clone)]
 struct Last {
     id: String,
-    said: Vec<Item>,
+    said: Rc<Said>,
 }
 
 impl Last {
-    /// `None` when it failed.
-    fn of(live: &Live, before: Vec<Item>) -> Option<Self> {
-        let response = live.response();
+    /// `None` when it failed, or is too much.
+    fn of(live: &Live, before: Rc<Said>) -> Option<Self> {
+        let (input, response) = (live.input(), live.response());
         if !response.status.is_answer() {
             return None;
         }
-        let said = before.into_iter().chain(live.input().iter().cloned()).chain(response.output.clone());
-        Some(Self { id: response.id.clone(), said: said.collect() })
+        let bytes = before.bytes + items::bytes(input) + items::bytes(&response.output);
+        if bytes > MAX_HISTORY_BYTES {
+            return None;
+        }
+        let mut said = Rc::unwrap_or_clone(before);
+        said.items.extend(input.iter().chain(&response.output).cloned());
+        Some(Self { id: response.id.clone(), said: Rc::new(Said { bytes, ..said }) })
     }
+}
+
+/// What a response is made from.
+struct Gathered {
+    before: Rc<Said>,
+    input: Vec<Item>,
+    /// What was read for it, until it is a prompt.
+    _room: Option<SemaphorePermit<'static>>,
 }
 
 /// What no other response or conversation has in its id.
@@ -143,7 +172,7 @@ async fn create(
     caller: Caller,
     payload: web::Payload,
 ) -> Result<HttpResponse, Problem> {
-    let request: Create = body::parse(&body::read(payload).await?)?;
+    let request: Create = body::one(payload).await?;
     refuse_silent(&request)?;
     let (stream, shelf) = (request.stream.unwrap_or(false), Shelf::new(http, &caller));
     let (live, _) = begin(&shelf, &caller, request, None).await?;
@@ -153,10 +182,7 @@ async fn create(
     if live.response().background {
         return Ok(HttpResponse::Ok().json(live.response()));
     }
-    match live.finish().await {
-        (_, Some(problem)) => Err(problem),
-        (response, None) => Ok(HttpResponse::Ok().json(response)),
-    }
+    Ok(HttpResponse::Ok().json(unless_failed(live.finish().await?)?))
 }
 
 /// The whole response to a line of a batch, as JSON; its job is changed before. `number` tells it from all others: asked for
@@ -186,17 +212,26 @@ pub(super) async fn answer(
     {
         return Ok(json(&response));
     }
-    let Prepared { plan, input, .. } = prepare(&shelf, request, number, None).await?;
+    let Prepared { plan, input, _room: room, .. } = prepare(&shelf, request, number, None).await?;
     let Plan { mut submit, response, names, carry } = plan;
     change(&mut submit);
     let turn = turn(http, caller, submit).await?;
-    let keeper = Keeper { shelf, input, job: None, kept: None };
-    match Live::new(turn, Scribe::new(response, names, carry), keeper).finish().await {
-        (_, Some(problem)) => Err(problem),
-        (response, None) if response.status == Status::Cancelled => {
-            Err(Problem::new(Kind::Ended, format!("{} was cancelled", response.id)))
-        }
-        (response, None) => Ok(json(&response)),
+    drop(room);
+    let live = Live::new(turn, Scribe::new(response, names, carry), Keeper { shelf, input, job: None });
+    let response = unless_failed(live.finish().await?)?;
+    if response.status == Status::Cancelled {
+        return Err(Problem::new(
+            Kind::Ended { is_cancelled: true },
+            format!("{} was cancelled", response.id),
+        ));
+    }
+    Ok(json(&response))
+}
+
+fn unless_failed(response: Response) -> Result<Response, Problem> {
+    match response.error {
+        Some(error) => Err(Problem::new(Kind::Ended { is_cancelled: false }, error.message)),
+        None => Ok(response),
     }
 }
 
@@ -218,17 +253,19 @@ async fn begin(
     shelf: &Shelf,
     caller: &Caller,
     request: Create,
-    last: Option<&Last>,
-) -> Result<(Live, Vec<Item>), Problem> {
+    last: Option<Last>,
+) -> Result<(Live, Rc<Said>), Problem> {
     let is_silent = request.generate == Some(false);
-    let Prepared { plan, input, before } = prepare(shelf, request, &number(&shelf.http), last).await?;
+    let Prepared { plan, input, before, _room } = prepare(shelf, request, &number(&shelf.http), last).await?;
     if plan.response.background {
         return Ok((background::begin(shelf, caller, plan, input).await?, before));
     }
     let Plan { submit, response, names, carry } = plan;
     let scribe = Scribe::new(response, names, carry);
-    let keeper = Keeper { shelf: shelf.clone(), input, job: None, kept: None };
+    let keeper = Keeper { shelf: shelf.clone(), input, job: None };
     if is_silent {
+        models::known(&shelf.http, &submit.model)?;
+        shelf.http.services.check_prompt(&submit.model, submit.prompt).await?;
         return Ok((Live::silent(scribe, keeper), before));
     }
     Ok((Live::new(turn(&shelf.http, caller, submit).await?, scribe, keeper), before))
@@ -239,7 +276,8 @@ struct Prepared {
     plan: Plan,
     input: Vec<Item>,
     /// All that was said before its input.
-    before: Vec<Item>,
+    before: Rc<Said>,
+    _room: Option<SemaphorePermit<'static>>,
 }
 
 /// Looks at what is asked for and at what was said before. `number` becomes part of the response's id.
@@ -247,7 +285,7 @@ async fn prepare(
     shelf: &Shelf,
     mut request: Create,
     number: &str,
-    last: Option<&Last>,
+    last: Option<Last>,
 ) -> Result<Prepared, Problem> {
     request.check()?;
     if request.store != Some(false)
@@ -261,11 +299,10 @@ async fn prepare(
         }
         request.store = Some(false);
     }
-    let before = before(shelf, &request, last).await?;
-    let input = input(shelf, request.input.take(), number, &before).await?;
-    let items = before.iter().chain(&input).cloned().collect();
+    let Gathered { before, input, _room } = gather(shelf, &mut request, number, last).await?;
+    let items = before.items.iter().chain(&input);
     let plan = request.plan(items, format!("resp_{number}"), shelf.http.unix_s())?;
-    Ok(Prepared { plan, input, before })
+    Ok(Prepared { plan, input, before, _room })
 }
 
 /// Submits a response's job; what is wrong with it is told in the words of its request.
@@ -273,15 +310,38 @@ async fn turn(http: &Http, caller: &Caller, submit: Submit) -> Result<Turn, Prob
     Turn::begin(http, caller, submit).await.map_err(|problem| problem.renamed("logprobs", "top_logprobs"))
 }
 
+/// All that was said before, and the input. What is read for requests at one time is bounded; those that find no room wait.
+async fn gather(
+    shelf: &Shelf,
+    request: &mut Create,
+    number: &str,
+    last: Option<Last>,
+) -> Result<Gathered, Problem> {
+    let given = given(request.input.take(), number)?;
+    let last = last.filter(|last| request.previous_response_id.as_ref() == Some(&last.id));
+    let is_read =
+        last.is_none() && (request.conversation.is_some() || request.previous_response_id.is_some());
+    let mut room = None;
+    if is_read || given.iter().any(|given| matches!(given, Given::Reference(_))) {
+        room = Some(ROOM.acquire_many(MAX_HISTORY_BYTES as u32).await.expect("it is never closed"));
+    }
+    let before = match last {
+        Some(last) => last.said,
+        None => Rc::new(before(shelf, request).await?),
+    };
+    let (input, referenced) = input(shelf, given, &before).await?;
+    // What it does not take is for others.
+    let taken = referenced + if is_read { before.bytes } else { 0 };
+    room.as_mut().map(|room| room.split(MAX_HISTORY_BYTES.saturating_sub(taken)));
+    Ok(Gathered { before, input, _room: room })
+}
+
 /// All that was said before.
-async fn before(shelf: &Shelf, request: &Create, last: Option<&Last>) -> Result<Vec<Item>, Problem> {
+async fn before(shelf: &Shelf, request: &Create) -> Result<Said, Problem> {
     if let Some(conversation) = request.conversation() {
         return shelf.all_items(conversation).await;
     }
-    let Some(id) = request.previous_response_id.as_deref() else { return Ok(Vec::new()) };
-    if let Some(last) = last.filter(|last| last.id == id) {
-        return Ok(last.said.clone());
-    }
+    let Some(id) = request.previous_response_id.as_deref() else { return Ok(Said::default()) };
     let refused = |what: &str| {
         let shown = items::shown(id);
         Problem::of("previous_response_id", format!("response {shown:?} {what}"))
@@ -299,37 +359,49 @@ async fn before(shelf: &Shelf, request: &Create, last: Option<&Last>) -> Result<
     shelf.history(id).await
 }
 
-/// The request's own items, each with an id.
-async fn input(
-    shelf: &Shelf,
-    input: Option<Input>,
-    number: &str,
-    before: &[Item],
-) -> Result<Vec<Item>, Problem> {
+/// What the request itself gives: items, each with an id, and references to others.
+fn given(input: Option<Input>, number: &str) -> Result<Vec<Given>, Problem> {
     let values = match input {
         None => return Ok(Vec::new()),
         Some(Input::Text(text)) => {
             let (id, role) = (format!("msg_{number}_i0"), "user".to_owned());
             let content = vec![Part::InputText { text }];
-            return Ok(vec![Item::Message { id, status: ItemStatus::Completed, role, content }]);
+            let item = Item::Message { id, status: ItemStatus::Completed, role, content };
+            return Ok(vec![Given::Item(item)]);
         }
         Some(Input::Items(values)) => values,
     };
-    let mut items = Vec::with_capacity(values.len());
-    for (place, value) in values.into_iter().enumerate() {
-        let param = format!("input[{place}]");
-        match items::read(value, &param)? {
-            Given::Item(item) if item.id().is_empty() => {
-                let id = format!("{}_{number}_i{place}", item.prefix());
-                items.push(item.with_id(id));
-            }
-            Given::Item(item) => items.push(item),
-            // It is there already.
-            Given::Reference(id) if before.iter().any(|item| item.id() == id) => {}
-            Given::Reference(id) => items.push(shelf.item(&id, &format!("{param}.id")).await?),
+    let given = |(place, value)| match items::read(value, &format!("input[{place}]"))? {
+        Given::Item(item) if item.id().is_empty() => {
+            let id = format!("{}_{number}_i{place}", item.prefix());
+            Ok(Given::Item(item.with_id(id)))
+        }
+        given => Ok(given),
+    };
+    values.into_iter().enumerate().map(given).collect()
+}
+
+/// The request's own items, with those that it refers to, and how many bytes were read for these. What is there already is not
+/// said twice.
+async fn input(shelf: &Shelf, given: Vec<Given>, before: &Said) -> Result<(Vec<Item>, usize), Problem> {
+    let mut wanted = HashMap::new();
+    for (place, given) in given.iter().enumerate() {
+        if let Given::Reference(id) = given {
+            wanted.entry(id.clone()).or_insert(place);
         }
     }
-    Ok(items)
+    let (mut found, mut bytes) = (HashMap::new(), 0);
+    if !wanted.is_empty() {
+        for item in &before.items {
+            wanted.remove(item.id());
+        }
+        (found, bytes) = shelf.referenced(wanted, MAX_HISTORY_BYTES - before.bytes).await?;
+    }
+    let item = |given| match given {
+        Given::Item(item) => Some(item),
+        Given::Reference(id) => found.remove(&id),
+    };
+    Ok((given.into_iter().filter_map(item).collect(), bytes))
 }
 
 async fn input_tokens(
@@ -337,13 +409,11 @@ async fn input_tokens(
     caller: Caller,
     payload: web::Payload,
 ) -> Result<HttpResponse, Problem> {
-    let mut request: Create = body::parse(&body::read(payload).await?)?;
+    let mut request: Create = body::one(payload).await?;
     request.check()?;
     let (number, shelf) = (number(&http), Shelf::new(http, &caller));
-    let before = before(&shelf, &request, None).await?;
-    let input = input(&shelf, request.input.take(), &number, &before).await?;
-    let items = before.into_iter().chain(input).collect();
-    let Plan { submit, .. } = request.plan(items, String::new(), 0)?;
+    let Gathered { before, input, _room } = gather(&shelf, &mut request, &number, None).await?;
+    let Plan { submit, .. } = request.plan(before.items.iter().chain(&input), String::new(), 0)?;
     models::known(&shelf.http, &submit.model)?;
     let input_tokens = shelf.http.services.count_tokens(&submit.model, submit.prompt).await?;
     Ok(HttpResponse::Ok().json(InputTokens { object: "response.input_tokens", input_tokens }))
@@ -359,7 +429,13 @@ async fn retrieve(
     let shelf = Shelf::new(http, &caller);
     let record = shelf.response(&id).await?;
     if query.stream == Some(true) {
-        let live = background::read(&shelf, &record).await?;
+        let live = background::read(&shelf, &record).await.map_err(|problem| match problem.kind {
+            Kind::NotFound => {
+                let message = "the events of this response are not kept any more; it is told without stream";
+                Problem::new(Kind::NotFound, message)
+            }
+            _ => problem,
+        })?;
         let live = live.ok_or_else(|| Problem::of("stream", "stream is for a response in the background"))?;
         return Ok(live.stream(query.starting_after));
     }

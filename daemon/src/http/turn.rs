@@ -20,6 +20,8 @@ pub(super) struct Turn {
     waiting: VecDeque<Event>,
     speech: SpeechStyle,
     voices: Vec<Voice>,
+    /// Whether all is told.
+    is_over: bool,
 }
 
 /// What happens, in order; the events of several choices may alternate.
@@ -100,7 +102,8 @@ impl Turn {
 
     /// A job that somebody has submitted; its answers are written in this style.
     pub(super) fn of_log(job: JobId, reader: LogReader, speech: SpeechStyle) -> Self {
-        Self { _owner: None, job, reader, waiting: VecDeque::new(), speech, voices: Vec::new() }
+        let (waiting, voices) = (VecDeque::new(), Vec::new());
+        Self { _owner: None, job, reader, waiting, speech, voices, is_over: false }
     }
 
     /// The job's id.
@@ -113,14 +116,23 @@ impl Turn {
         self.speech
     }
 
-    /// What has happened since, at least one thing; nothing after the last. A job that failed or was cancelled is a problem.
+    /// What has happened since, at least one thing; nothing after the last. Given up and asked again, it misses nothing.
+    ///
+    /// # Errors
+    /// The job failed or was cancelled ([`Kind::Ended`]); or its log cannot be read, and may be asked again.
     pub(super) async fn next(&mut self) -> Result<Vec<Said>, Problem> {
         let mut said = Vec::new();
         while said.is_empty() {
             while self.waiting.is_empty() {
                 match self.reader.next().await.map_err(|why| Problem::new(Kind::Failed, why))? {
                     Some(events) => self.waiting.extend(events.into_iter().map(|(_, event)| event)),
-                    None => return Ok(said),
+                    None if self.is_over => return Ok(said),
+                    None => {
+                        return Err(Problem::new(
+                            Kind::Ended { is_cancelled: false },
+                            "the job's log ends without an end",
+                        ));
+                    }
                 }
             }
             // A bad end stays for the next call: what came before it is told first.
@@ -135,15 +147,11 @@ impl Turn {
     /// All of it.
     ///
     /// # Errors
-    /// The job failed.
+    /// As [`Self::next`].
     pub(super) async fn finish(mut self) -> Result<Answered, Problem> {
         let mut answered = Answered::default();
         loop {
-            let said = self.next().await?;
-            if said.is_empty() {
-                return Err(Problem::new(Kind::Failed, "the job's log ends without an end"));
-            }
-            for said in said {
+            for said in self.next().await? {
                 if let Said::Usage(_) = said {
                     answered.take(said, &self.job);
                     return Ok(answered);
@@ -169,7 +177,8 @@ impl Turn {
                 }
             }
             Event::Finished { reason: FinishReason::Cancelled, .. } => {
-                return Err(Problem::new(Kind::Ended, format!("job {} was cancelled", self.job)));
+                let message = format!("job {} was cancelled", self.job);
+                return Err(Problem::new(Kind::Ended { is_cancelled: true }, message));
             }
             Event::Finished { choices, usage, .. } => {
                 for (choice, end) in choices.into_iter().enumerate() {
@@ -182,8 +191,11 @@ impl Turn {
                     said.push(Said::End { choice, end: End { end, calls, reasoning_tokens } });
                 }
                 said.push(Said::Usage(usage));
+                self.is_over = true;
             }
-            Event::Failed { message } => return Err(Problem::new(Kind::Ended, message)),
+            Event::Failed { message } => {
+                return Err(Problem::new(Kind::Ended { is_cancelled: false }, message));
+            }
         }
         Ok(())
     }
@@ -338,7 +350,18 @@ mod tests {
             said[..],
             [Said::Started { prompt_tokens: 5, cached_tokens: 2 }, Said::More { .. }]
         ));
-        assert_eq!(failing.next().await.expect_err("a bad end").message, "no more");
-        assert!(turn(&[], failed()).finish().await.is_err());
+        let end = failing.next().await.expect_err("a bad end");
+        assert_eq!((end.message.as_str(), end.kind), ("no more", Kind::Ended { is_cancelled: false }));
+        let end = ChoiceEnd { reason: FinishReason::Cancelled, stop: None };
+        let (reason, choices) = (FinishReason::Cancelled, vec![end]);
+        let cancelled = Event::Finished { reason, choices, usage: Usage::default() };
+        for (last, kind) in
+            [(failed(), Kind::Ended { is_cancelled: false }), (cancelled, Kind::Ended { is_cancelled: true })]
+        {
+            let end = turn(&[], last).finish().await.expect_err("a bad end");
+            assert_eq!(end.kind, kind, "{end:?}");
+        }
+        let mut good = turn(&[(0, "a")], finished(1));
+        while !good.next().await.expect("a good end").is_empty() {}
     }
 }

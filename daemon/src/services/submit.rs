@@ -138,6 +138,19 @@ impl Services {
         }
     }
 
+    /// Whether a prompt makes sense to a model and leaves room in its context.
+    ///
+    /// # Errors
+    /// It does not, the model cannot be loaded, or too many are at it.
+    pub(crate) async fn check_prompt(&self, model: &str, prompt: Prompt) -> Result<(), Fault> {
+        let now_unix_s = (self.clock.unix_ms() / 1000) as i64;
+        let check = move |text: &dyn TextModel| {
+            let (tokens, _) = text.encode(&prompt, now_unix_s)?;
+            check_length(tokens.len(), text.facts().context_tokens)
+        };
+        self.with_text(model, check).await?
+    }
+
     /// Pins for a time what a job's prompt has in common with each of these prompts. How many tokens that is; none where one
     /// of them makes no sense by itself. The job has a place, so this needs none among those that arrive.
     ///
@@ -270,12 +283,7 @@ fn encode(
         _ => loaded.text.encode(prompt, now_unix_s)?,
     };
     let context = loaded.text.facts().context_tokens;
-    if prompt.is_empty() {
-        return Err(invalid("the prompt is empty; give at least one token".into()).into());
-    }
-    if prompt.len() >= context {
-        return Err(too_long(prompt.len(), context).into());
-    }
+    check_length(prompt.len(), context)?;
     if params.max_tokens == Some(0) {
         return Err(Objection::to("max_tokens", "max_tokens is 0; at least 1 works".into()));
     }
@@ -332,9 +340,17 @@ pub(super) async fn load(model: &str, services: &Services) -> Result<Loaded, Fau
     }
 }
 
+fn check_length(tokens: usize, context: usize) -> Result<(), Fault> {
+    match tokens {
+        0 => Err(fault(ErrorCode::Invalid, "the prompt is empty; give at least one token")),
+        tokens if tokens >= context => Err(too_long(tokens, context)),
+        _ => Ok(()),
+    }
+}
+
 /// Runs what takes a core for a while on the blocking pool, a few at a time. The work keeps its place until it is done,
 /// whether or not anybody still waits for it: a client that asks and leaves cannot start more.
-pub(super) async fn off_the_loop<T: Send + 'static>(
+pub(crate) async fn off_the_loop<T: Send + 'static>(
     services: &Services,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Fault> {

@@ -1,9 +1,11 @@
 //! OpenAI's Responses API: made whole, streamed, over WebSocket and in the background; kept, gone on from, ended and deleted.
 
-use super::common::http::{HttpAnswer, ask, post, send};
+use super::common::http::{HttpAnswer, ask, post, read, send};
 use super::common::websocket::WebSocket;
 use super::common::{Builder, Daemon, MODEL, wait_for};
 use serde_json::{Value, json};
+use std::io::BufReader;
+use std::time::Duration;
 
 const RESPONSES: &str = "/v1/responses";
 
@@ -279,6 +281,83 @@ fn a_conversation_has_what_was_said_also_after_a_restart() {
     assert_eq!(fetch(&daemon, "DELETE", &path).json()["object"], "conversation.deleted");
     assert_eq!(fetch(&daemon, "GET", &path).status, 404);
     assert_eq!(try_post(&daemon, RESPONSES, &request(json!({"conversation": made["id"]}))).status, 404);
+    let items = json!({"items": [{"role": "user", "content": "More."}]});
+    assert_eq!(try_post(&daemon, &format!("{path}/items"), &items).status, 404);
+    assert_eq!(try_post(&daemon, &path, &json!({"metadata": {}})).status, 404);
+    assert_eq!(fetch(&daemon, "GET", &path).status, 404, "nothing brings it back");
+}
+
+/// The room is for eight things; the oldest go first.
+#[test]
+fn a_conversation_in_use_is_kept_and_says_when_its_beginning_has_expired() {
+    let settings = "[objects]\nkeep_objects = 8\n";
+    let daemon = Builder::new().with(|daemon| daemon.more = settings.into()).start();
+    let said = |text: &str| json!({"role": "user", "content": text});
+    let made =
+        try_post(&daemon, "/v1/conversations", &json!({"items": [said("a"), said("b"), said("c")]})).json();
+    let turn = || {
+        let body = json!({"conversation": made["id"], "max_output_tokens": 1});
+        try_post(&daemon, RESPONSES, &request(body))
+    };
+    assert_eq!(turn().status, 200);
+    for _ in 0..2 {
+        respond(&daemon, json!({"max_output_tokens": 1}));
+    }
+    let path = format!("/v1/conversations/{}", made["id"].as_str().expect("an id"));
+    let listed = fetched(&daemon, &format!("{path}/items?order=asc"));
+    assert_eq!(
+        (listed["data"].as_array().map(Vec::len), &listed["data"][0]["content"][0]["text"]),
+        (Some(4), &json!("b"))
+    );
+    let refused = turn();
+    assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("conversation")));
+    assert!(refused.body.contains("1 items") && refused.body.contains("expired"), "{}", refused.body);
+    assert_eq!(fetch(&daemon, "GET", &path).status, 200);
+}
+
+#[test]
+fn what_is_referred_to_is_read_once_and_said_once() {
+    let daemon = Daemon::start();
+    let first = respond(&daemon, json!({}));
+    let reference = |id: &Value| json!({"type": "item_reference", "id": id});
+    let asked = |times: usize, more: Value| {
+        let mut items = vec![reference(&first["output"][0]["id"]); times];
+        items.push(json!({"role": "user", "content": "Why?"}));
+        let mut body = more;
+        body["input"] = items.into();
+        told(&respond(&daemon, body))
+    };
+    assert_eq!(asked(20_000, json!({})), asked(1, json!({})));
+    // What was said before is there already.
+    let follows = || json!({"previous_response_id": first["id"]});
+    assert_eq!(asked(3, follows()), asked(0, follows()));
+    let (good, bad) =
+        (reference(&first["output"][0]["id"]), first["output"][0]["id"].as_str().expect("an id"));
+    for missing in [format!("{bad}9"), "msg_none_0".to_owned(), "none".to_owned()] {
+        let input = json!([good, reference(&missing.into())]);
+        let refused = try_post(&daemon, RESPONSES, &request(json!({"input": input})));
+        assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("input[1].id")));
+    }
+}
+
+/// Who has read from the beginning comes to the end when all is long kept.
+#[test]
+fn a_late_reader_changes_nothing_of_what_is_kept() {
+    let daemon = Daemon::start();
+    let likely = json!(["message.output_text.logprobs"]);
+    let begun = respond(
+        &daemon,
+        json!({"background": true, "input": "Count from one to two hundred.", "max_output_tokens": 200,
+            "include": likely, "top_logprobs": 20}),
+    );
+    let late = send(&daemon.http_socket(), "GET", &at(&begun["id"], "?stream=true"), b"").expect("sent");
+    let over = |response: &Value| !matches!(response["status"].as_str(), Some("queued" | "in_progress"));
+    let kept = wait_for("its end", || Some(found(&daemon, &begun["id"])).filter(over));
+    // The time of its end is told in seconds.
+    std::thread::sleep(Duration::from_millis(1100));
+    let events = events(&read(&mut BufReader::new(late)).expect("an answer"));
+    assert_eq!(events.last().expect("an end")["response"], kept);
+    assert_eq!(found(&daemon, &begun["id"]), kept);
 }
 
 #[test]
@@ -479,37 +558,39 @@ fn reasoning_comes_as_an_item_and_goes_back_with_or_without_a_store() {
     assert!(back(json!({"type": "reasoning", "summary": []})).as_u64() < plain.as_u64());
 }
 
+/// Asks for a response over a WebSocket.
+fn ask_over(socket: &mut WebSocket, more: Value) {
+    let mut body = request(more);
+    body["type"] = "response.create".into();
+    socket.send(&body.to_string());
+}
+
+/// The events up to the end of a response or an error.
+fn hear(socket: &mut WebSocket) -> Vec<Value> {
+    let mut events: Vec<Value> = Vec::new();
+    loop {
+        let event: Value = serde_json::from_str(&socket.receive().expect("an event")).expect("JSON");
+        let is_last =
+            matches!(event["type"].as_str(), Some("response.completed" | "response.incomplete" | "error"));
+        events.push(event);
+        if is_last {
+            return events;
+        }
+    }
+}
+
 #[test]
 fn a_websocket_has_many_turns() {
     let daemon = Daemon::start();
     let mut socket = WebSocket::open(&daemon.http_socket(), RESPONSES);
-    let ask = |socket: &mut WebSocket, more: Value| {
-        let mut body = request(more);
-        body["type"] = "response.create".into();
-        socket.send(&body.to_string());
-    };
-    let hear = |socket: &mut WebSocket| {
-        let mut events: Vec<Value> = Vec::new();
-        loop {
-            let event: Value = serde_json::from_str(&socket.receive().expect("an event")).expect("JSON");
-            let is_last = matches!(
-                event["type"].as_str(),
-                Some("response.completed" | "response.incomplete" | "error")
-            );
-            events.push(event);
-            if is_last {
-                return events;
-            }
-        }
-    };
     let whole = respond(&daemon, json!({}));
-    ask(&mut socket, json!({"store": false}));
+    ask_over(&mut socket, json!({"store": false}));
     let first = hear(&mut socket);
     check_numbers(&first, 0);
     let response = &first.last().expect("an end")["response"];
     assert_eq!(text(response), text(&whole));
     // It is not stored, and the connection knows it all the same.
-    ask(&mut socket, json!({"store": false, "input": "Again.", "previous_response_id": response["id"]}));
+    ask_over(&mut socket, json!({"store": false, "input": "Again.", "previous_response_id": response["id"]}));
     let second = &hear(&mut socket).pop().expect("an end")["response"];
     let chained = respond(&daemon, json!({"input": "Again.", "previous_response_id": whole["id"]}));
     assert_eq!(text(second), text(&chained));
@@ -524,17 +605,40 @@ fn a_websocket_has_many_turns() {
         assert_eq!((&error["type"], &error["status"]), (&json!("error"), &json!(400)));
         assert!(error["error"]["message"].as_str().expect("text").contains(words), "{error}");
     }
-    // Without an answer, to go on from; then several that wait for their turns.
-    ask(&mut socket, json!({"generate": false, "input": "Say hi."}));
-    let silent = hear(&mut socket);
-    assert_eq!(kinds(&silent), ["response.created", "response.in_progress", "response.completed"]);
+    // Several wait for their turns.
     for _ in 0..3 {
-        ask(&mut socket, json!({"max_output_tokens": 3}));
+        ask_over(&mut socket, json!({"max_output_tokens": 3}));
     }
     for _ in 0..3 {
         let events = hear(&mut socket);
         assert_eq!(events[0]["type"], "response.created");
         assert_eq!(events.last().expect("an end")["type"], "response.incomplete");
+    }
+    socket.close();
+}
+
+#[test]
+fn a_response_without_an_answer_is_checked_and_gone_on_from() {
+    let daemon = Daemon::start();
+    let mut socket = WebSocket::open(&daemon.http_socket(), RESPONSES);
+    ask_over(&mut socket, json!({"generate": false, "input": "Say hi.", "store": false}));
+    let silent = hear(&mut socket);
+    assert_eq!(kinds(&silent), ["response.created", "response.in_progress", "response.completed"]);
+    let silent = &silent.last().expect("an end")["response"];
+    ask_over(&mut socket, json!({"input": "Again.", "previous_response_id": silent["id"]}));
+    let after = &hear(&mut socket).pop().expect("an end")["response"];
+    let spelled = json!([{"role": "user", "content": "Say hi."}, {"role": "user", "content": "Again."}]);
+    assert_eq!(text(after), text(&respond(&daemon, json!({"input": spelled}))));
+    for (more, code, param) in [
+        (json!({"model": "none"}), json!("model_not_found"), json!("model")),
+        (json!({"input": "and so on ".repeat(20_000)}), json!("context_length_exceeded"), json!(null)),
+        (json!({"background": true}), json!(null), json!("generate")),
+    ] {
+        let mut more = more;
+        more["generate"] = false.into();
+        ask_over(&mut socket, more);
+        let error = hear(&mut socket).pop().expect("an event")["error"].take();
+        assert_eq!((&error["code"], &error["param"]), (&code, &param), "{error}");
     }
     socket.close();
 }
@@ -579,6 +683,7 @@ fn what_is_not_served_is_refused_by_its_name() {
         (json!({"input": null}), "input"),
         (json!({"tools": [{"type": "function", "name": "f", "strict": true}]}), "tools[0].strict"),
         (json!({"tools": [{"type": "function"}]}), "tools[0].name"),
+        (json!({"tools": vec![json!({"type": "x"}); 1025]}), "tools"),
         (json!({"tool_choice": "required"}), "tool_choice"),
         (json!({"text": {"format": {"type": "json_object"}}}), "text.format"),
         (json!({"max_output_tokens": 0}), "max_output_tokens"),

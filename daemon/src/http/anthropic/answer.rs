@@ -12,7 +12,7 @@
 
 use super::marks::Marked;
 use crate::http::dialect::Dialect;
-use crate::http::problem::{Kind, Problem};
+use crate::http::problem::Problem;
 use crate::http::sse;
 use crate::http::turn::{End, Said, Turn};
 use crate::limits::STREAM_PING;
@@ -160,11 +160,7 @@ pub(super) async fn give(
         })));
     }
     while !answer.is_over {
-        let said = turn.next().await?;
-        if said.is_empty() {
-            return Err(Problem::new(Kind::Failed, "the job's log ends without an end"));
-        }
-        said.into_iter().for_each(|said| answer.hear(said, &mut |_| {}));
+        turn.next().await?.into_iter().for_each(|said| answer.hear(said, &mut |_| {}));
     }
     Ok(HttpResponse::Ok().json(answer.message))
 }

@@ -164,7 +164,7 @@ impl From<EmbedFault> for Problem {
         match about {
             About::Texts => problem.message = format!("input: {}", problem.message),
             About::Text(index) => problem.message = format!("input[{index}]: {}", problem.message),
-            About::Job => problem.kind = Kind::Ended,
+            About::Job => problem.kind = Kind::Ended { is_cancelled: false },
             About::Dimensions | About::Other => {}
         }
         problem

@@ -1,7 +1,7 @@
 //! `/v1/conversations`: what is said, kept under a name of its own, for any number of responses.
 
 use crate::http::caller::Caller;
-use crate::http::problem::{Kind, Problem};
+use crate::http::problem::Problem;
 use crate::http::{Http, body};
 use actix_web::{HttpResponse, web};
 use schemars::JsonSchema;
@@ -42,7 +42,7 @@ pub(super) struct Conversation {
 
 impl Conversation {
     fn of(id: String, kept: Kept) -> HttpResponse {
-        let Kept { created_at, metadata } = kept;
+        let Kept { created_at, metadata, .. } = kept;
         HttpResponse::Ok().json(Self { id, object: "conversation", created_at, metadata })
     }
 }
@@ -73,8 +73,8 @@ pub(super) async fn create(
     let number = super::number(&http);
     let (id, created_at) = (format!("conv_{number}"), http.unix_s());
     let items = items(create.items.unwrap_or_default(), &number)?;
-    let kept = Kept { created_at, metadata: create.metadata.unwrap_or_default() };
-    Shelf::new(http, &caller).open(&id, &kept, &items).await?;
+    let kept = Kept::new(created_at, create.metadata.unwrap_or_default());
+    let kept = Shelf::new(http, &caller).open(&id, kept, &items).await?;
     Ok(Conversation::of(id, kept))
 }
 
@@ -94,11 +94,13 @@ pub(super) async fn update(
     id: web::Path<String>,
     payload: web::Payload,
 ) -> Result<HttpResponse, Problem> {
-    let update: Create = body::parse(&body::read(payload).await?)?;
-    let shelf = Shelf::new(http, &caller);
-    let mut kept = shelf.conversation(&id).await?;
-    kept.metadata = update.metadata.unwrap_or(kept.metadata);
-    shelf.open(&id, &kept, &[]).await?;
+    let update: Create = body::one(payload).await?;
+    let change = |kept: &mut Kept| {
+        if let Some(metadata) = update.metadata {
+            kept.metadata = metadata;
+        }
+    };
+    let kept = Shelf::new(http, &caller).change(&id, &[], change).await?;
     Ok(Conversation::of(id.into_inner(), kept))
 }
 
@@ -136,11 +138,9 @@ pub(super) async fn add(
     id: web::Path<String>,
     payload: web::Payload,
 ) -> Result<HttpResponse, Problem> {
-    let add: Add = body::parse(&body::read(payload).await?)?;
+    let add: Add = body::one(payload).await?;
     let items = items(add.items, &super::number(&http))?;
-    let shelf = Shelf::new(http, &caller);
-    shelf.conversation(&id).await?;
-    shelf.add(&id, &items).await?;
+    Shelf::new(http, &caller).change(&id, &items, |_| {}).await?;
     let count = items.len();
     Ok(HttpResponse::Ok().json(List::first(items, count)))
 }
@@ -161,11 +161,6 @@ pub(super) async fn remove(
     path: web::Path<(String, String)>,
 ) -> Result<HttpResponse, Problem> {
     let (conversation, item) = path.into_inner();
-    let shelf = Shelf::new(http, &caller);
-    let kept = shelf.conversation(&conversation).await?;
-    if !shelf.remove(&conversation, &item).await? {
-        let shown: String = item.chars().take(100).collect();
-        return Err(Problem::new(Kind::NotFound, format!("there is no item {shown:?}")));
-    }
+    let kept = Shelf::new(http, &caller).remove(&conversation, &item).await?;
     Ok(Conversation::of(conversation, kept))
 }

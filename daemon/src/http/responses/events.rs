@@ -10,7 +10,7 @@ use super::object::Response;
 pub(super) struct Event {
     #[serde(rename = "type")]
     pub(super) kind: &'static str,
-    /// From 0, each one more than the one before.
+    /// From 0, each one more than the one before; an error's is that of the event before it.
     pub(super) sequence_number: u64,
     #[serde(flatten)]
     pub(super) body: Body,
@@ -22,6 +22,12 @@ pub(super) struct Event {
 pub(super) enum Body {
     Response {
         response: Box<Response>,
+    },
+    Error {
+        code: &'static str,
+        message: String,
+        /// Always null: it is about no field of the request.
+        param: Option<String>,
     },
     Item {
         output_index: usize,

@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::io;
 use zllm_wire::TokenLogprob;
 
 use super::tools::Names;
@@ -180,6 +181,24 @@ impl Item {
     }
 }
 
+/// Bytes of items as they are kept, about.
+pub(super) fn bytes(items: &[Item]) -> usize {
+    struct Count(usize);
+    impl io::Write for Count {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut count = Count(0);
+    serde_json::to_writer(&mut count, items).expect("our own types become JSON");
+    count.0
+}
+
 /// Something that a client puts in.
 pub(super) enum Given {
     /// With an empty id, if the client gave none.
@@ -344,9 +363,9 @@ pub(super) fn carried(reasoning: &str) -> String {
 }
 
 /// The messages that a model's template is given: what the assistant thought, said and called in a row is one of them.
-pub(super) fn messages(
+pub(super) fn messages<'a>(
     instructions: Option<&str>,
-    items: impl IntoIterator<Item = Item>,
+    items: impl IntoIterator<Item = &'a Item>,
     names: &Names,
 ) -> Vec<conversation::Message> {
     let mut told = Told { messages: Vec::new(), reasoning: None };
@@ -365,10 +384,10 @@ struct Told {
 }
 
 impl Told {
-    fn take(&mut self, item: Item, names: &Names) {
+    fn take(&mut self, item: &Item, names: &Names) {
         match item {
             Item::Message { role, content, .. } => {
-                let text = joined(&content);
+                let text = joined(content);
                 let role = match role.as_str() {
                     "assistant" => Role::Assistant,
                     "user" => Role::User,
@@ -392,8 +411,8 @@ impl Told {
                 }
             }
             Item::FunctionCall { call_id, name, namespace, arguments, .. } => {
-                let name = names.shown(namespace.as_deref(), &name);
-                let call = Call { id: call_id, name, arguments };
+                let name = names.shown(namespace.as_deref(), name);
+                let call = Call { id: call_id.clone(), name, arguments: arguments.clone() };
                 match self.messages.last_mut() {
                     Some(last) if last.role == Role::Assistant && self.reasoning.is_none() => {
                         last.calls.push(call)
@@ -408,19 +427,19 @@ impl Told {
             Item::FunctionCallOutput { call_id, output, .. } => {
                 self.end_reasoning();
                 let text = match output {
-                    Output::Text(text) => text,
-                    Output::Parts(parts) => joined(&parts),
+                    Output::Text(text) => text.clone(),
+                    Output::Parts(parts) => joined(parts),
                 };
                 let message = conversation::Message::new(Role::Tool, text);
-                self.messages.push(conversation::Message { call_id: Some(call_id), ..message });
+                self.messages.push(conversation::Message { call_id: Some(call_id.clone()), ..message });
             }
             Item::Reasoning { summary, content, encrypted_content, .. } => {
                 self.end_reasoning();
                 let carried = encrypted_content.as_deref().and_then(|text| text.strip_prefix(CARRIED));
                 let text = match (content.is_empty(), carried) {
-                    (false, _) => joined(&content),
+                    (false, _) => joined(content),
                     (true, Some(text)) => text.to_owned(),
-                    (true, None) => joined(&summary),
+                    (true, None) => joined(summary),
                 };
                 self.reasoning = (!text.is_empty()).then_some(text);
             }
@@ -446,13 +465,12 @@ mod tests {
     use serde_json::json;
 
     fn told(items: Value, instructions: Option<&str>) -> Vec<conversation::Message> {
-        let items = items.as_array().expect("a list").iter().map(|value| {
-            match read(value.clone(), "input[0]").expect("an item") {
-                Given::Item(item) => item,
-                Given::Reference(id) => panic!("a reference to {id}"),
-            }
-        });
-        messages(instructions, items, &Names::default())
+        let item = |value: &Value| match read(value.clone(), "input[0]").expect("an item") {
+            Given::Item(item) => item,
+            Given::Reference(id) => panic!("a reference to {id}"),
+        };
+        let items: Vec<Item> = items.as_array().expect("a list").iter().map(item).collect();
+        messages(instructions, &items, &Names::default())
     }
 
     #[test]

@@ -4,10 +4,9 @@ use crate::http::problem::{Kind, Problem};
 use crate::http::sse;
 use crate::http::turn::{Said, Turn};
 use crate::limits::STREAM_PING;
-use crate::scheduler::DetailOf;
 use actix_web::HttpResponse;
+use actix_web::rt::task::JoinHandle;
 use actix_web::web::Bytes;
-use zllm_wire::{JobId, JobState};
 
 use super::events::Event;
 use super::items::Item;
@@ -15,23 +14,26 @@ use super::object::{Response, Status};
 use super::scribe::Scribe;
 use super::shelf::{Job, Record, Shelf};
 
-/// It. Dropped before its end, it cancels its job, unless that is in the background.
+/// It. A response that is over is kept even if nobody waits for that. Dropped before its end, it cancels its job, unless that is in the background.
 pub(super) struct Live {
     turn: Option<Turn>,
     scribe: Scribe,
     keeper: Keeper,
     stage: Stage,
-    /// Why it failed.
+    /// Why its job could not be followed to the end.
     problem: Option<Problem>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
     New,
     Goes,
     Over,
-    Kept,
+    Keeping(JoinHandle<Kept>),
+    Told,
 }
+
+/// What became of keeping a response: the one that was kept before it, if there is one; or nothing is kept.
+type Kept = Result<Option<Response>, Problem>;
 
 /// Keeps a response when it is over.
 pub(super) struct Keeper {
@@ -39,8 +41,6 @@ pub(super) struct Keeper {
     pub(super) input: Vec<Item>,
     /// Of one in the background, which was kept when it began.
     pub(super) job: Option<Job>,
-    /// It as it was kept when it was over, if it is only told again.
-    pub(super) kept: Option<Box<Response>>,
 }
 
 impl Live {
@@ -66,18 +66,33 @@ impl Live {
     /// The next events, at least one; `None` after the last. A call that is given up and made again misses nothing.
     pub(super) async fn next(&mut self) -> Option<Vec<Event>> {
         loop {
-            match self.stage {
+            match &mut self.stage {
                 Stage::New => {
                     self.scribe.begin();
                     self.stage = if self.turn.is_some() { Stage::Goes } else { Stage::Over };
                 }
                 Stage::Goes => self.hear().await,
-                Stage::Over => {
-                    self.keeper.keep(&mut self.scribe.response).await;
+                Stage::Over => self.stage = Stage::Keeping(self.keeper.keep(&mut self.scribe.response)),
+                Stage::Keeping(kept) => {
+                    let response = &mut self.scribe.response;
+                    let gone = |_| Err(Problem::new(Kind::Unavailable, "the daemon is stopping"));
+                    match kept.await.unwrap_or_else(gone) {
+                        Ok(None) => {}
+                        Ok(Some(before)) => *response = before,
+                        Err(problem) => {
+                            let id = &response.id;
+                            tracing::error!(
+                                why = problem.message,
+                                response = id,
+                                "a response could not be kept"
+                            );
+                            response.store = false;
+                        }
+                    }
                     self.scribe.finish();
-                    self.stage = Stage::Kept;
+                    self.stage = Stage::Told;
                 }
-                Stage::Kept => return None,
+                Stage::Told => return None,
             }
             let events = self.scribe.take_events();
             if !events.is_empty() {
@@ -88,13 +103,7 @@ impl Live {
 
     async fn hear(&mut self) {
         let Some(turn) = &mut self.turn else { unreachable!("it goes on") };
-        let said = match turn.next().await {
-            Ok(said) if said.is_empty() => {
-                Err(Problem::new(Kind::Failed, "the job's log ends without an end"))
-            }
-            said => said,
-        };
-        match said {
+        match turn.next().await {
             Ok(said) => {
                 for said in said {
                     if matches!(said, Said::Usage(_)) {
@@ -103,22 +112,29 @@ impl Live {
                     self.scribe.hear(said);
                 }
             }
-            Err(problem) => {
-                let is_cancelled = is_cancelled(&self.keeper.shelf, turn.job()).await;
-                self.scribe.fail(&problem, is_cancelled);
-                self.problem = (!is_cancelled).then_some(problem);
+            Err(problem) if matches!(problem.kind, Kind::Ended { .. }) => {
+                self.scribe.fail(&problem);
                 self.stage = Stage::Over;
             }
+            // How it ended is not known, so nothing is kept.
+            Err(problem) => {
+                self.scribe.give_up(&problem);
+                self.problem = Some(problem);
+                self.stage = Stage::Told;
+            }
         }
-        if self.stage == Stage::Over {
+        if !matches!(self.stage, Stage::Goes) {
             self.turn = None;
         }
     }
 
-    /// All of it, and why it failed if it did.
-    pub(super) async fn finish(mut self) -> (Response, Option<Problem>) {
+    /// All of it, however its job ended.
+    ///
+    /// # Errors
+    /// Why the job cannot be followed to its end now.
+    pub(super) async fn finish(mut self) -> Result<Response, Problem> {
         while self.next().await.is_some() {}
-        (self.scribe.response, self.problem)
+        self.problem.map_or(Ok(self.scribe.response), Err)
     }
 
     /// Answers with its events, those behind the one of this number.
@@ -141,45 +157,32 @@ impl Live {
     }
 }
 
-/// Whether somebody ended a job.
-async fn is_cancelled(shelf: &Shelf, job: &JobId) -> bool {
-    let detail = shelf.http.services.ask_scheduler(DetailOf(job.clone())).await;
-    matches!(detail, Ok(Ok((detail, _))) if detail.info.state == JobState::Cancelled)
-}
-
 impl Keeper {
-    /// A response that cannot be kept says so: it was made all the same.
-    async fn keep(&self, response: &mut Response) {
-        if let Some(kept) = &self.kept {
-            response.clone_from(kept);
-            return;
-        }
+    /// Keeps what is over, if it is to be kept. The task goes on when nobody waits for it.
+    fn keep(&self, response: &mut Response) -> JoinHandle<Kept> {
         if response.status == Status::Completed {
             response.completed_at = Some(self.shelf.http.unix_s());
         }
-        if !response.store && response.conversation.is_none() {
-            return;
-        }
-        let said = if response.status.is_answer() {
-            self.input.iter().chain(&response.output).cloned().collect()
-        } else {
-            vec![]
-        };
-        let said = own_ids(said, &response.id);
-        let record = Record { response: response.clone(), input: self.input.clone(), job: self.job.clone() };
-        if let Err(problem) = self.shelf.keep(&record, self.job.is_none(), said).await {
-            tracing::error!(why = problem.message, response = response.id, "a response could not be kept");
-            response.store = false;
-        }
+        let is_wanted = response.store || response.conversation.is_some();
+        let (shelf, job) = (self.shelf.clone(), self.job.clone());
+        let record = is_wanted.then(|| Record { response: response.clone(), input: self.input.clone(), job });
+        actix_web::rt::spawn(async move {
+            let Some(record) = record else { return Ok(None) };
+            let response = &record.response;
+            let said = record.input.iter().chain(&response.output);
+            let said = said.filter(|_| response.status.is_answer()).cloned();
+            let said = own_ids(said, &response.id);
+            shelf.keep(&record, record.job.is_none(), &said).await
+        })
     }
 }
 
 /// Items with ids that no other has: what a client called them may be in a conversation already.
-fn own_ids(items: Vec<Item>, response: &str) -> Vec<Item> {
+fn own_ids(items: impl Iterator<Item = Item>, response: &str) -> Vec<Item> {
     let number = response.trim_start_matches("resp_");
     let own = |(place, item): (usize, Item)| {
         let id = format!("{}_{number}_c{place}", item.prefix());
         item.with_id(id)
     };
-    items.into_iter().enumerate().map(own).collect()
+    items.enumerate().map(own).collect()
 }

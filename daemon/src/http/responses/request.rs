@@ -108,6 +108,11 @@ impl Create {
         if self.background == Some(true) && self.store == Some(false) {
             return Err(Problem::of("background", "background needs store: it is asked for later"));
         }
+        if self.background == Some(true) && self.generate == Some(false) {
+            let message =
+                "generate: false and background exclude each other: without an answer it is over at once";
+            return Err(Problem::of("generate", message));
+        }
         let format = self.text.as_ref().and_then(|text| text.format.as_ref());
         if format.and_then(|format| format.get("type")).is_some_and(|kind| kind != "text") {
             let message = "text.format of another type than \"text\" is not served yet";
@@ -144,7 +149,12 @@ impl Create {
     ///
     /// # Errors
     /// What cannot be honoured.
-    pub(super) fn plan(self, items: Vec<Item>, id: String, created_at: u64) -> Result<Plan, Problem> {
+    pub(super) fn plan<'a>(
+        self,
+        items: impl IntoIterator<Item = &'a Item>,
+        id: String,
+        created_at: u64,
+    ) -> Result<Plan, Problem> {
         let given = self.tools.as_deref().unwrap_or_default();
         let mut tools = Tools::read(given)?;
         if self.tool_choice.as_ref().is_some_and(|choice| choice == "none") {

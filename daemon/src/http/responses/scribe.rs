@@ -3,8 +3,9 @@
 //! The same events of a job give the same response and the same numbered events whenever they are read: live, after the
 //! client comes back, after a restart of the daemon.
 
-use crate::http::problem::Problem;
+use crate::http::problem::{Kind, Problem};
 use crate::http::turn::{End, Said};
+use std::collections::VecDeque;
 use zllm_engine::Piece;
 use zllm_wire::{FinishReason, TokenLogprob};
 
@@ -23,6 +24,8 @@ pub(super) struct Scribe {
     /// Whether the last item is not over.
     is_open: bool,
     reasoning_tokens: u64,
+    /// Tokens whose text, if they have one, is not told yet.
+    tokens: VecDeque<TokenLogprob>,
     /// The number of the next event.
     next: u64,
     events: Vec<Event>,
@@ -31,7 +34,9 @@ pub(super) struct Scribe {
 impl Scribe {
     /// Of a response without output.
     pub(super) fn new(response: Response, names: Names, carry: bool) -> Self {
-        Self { response, names, carry, is_open: false, reasoning_tokens: 0, next: 0, events: Vec::new() }
+        let (is_open, reasoning_tokens, next) = (false, 0, 0);
+        let (tokens, events) = (VecDeque::new(), Vec::new());
+        Self { response, names, carry, is_open, reasoning_tokens, tokens, next, events }
     }
 
     /// The events since this was asked last.
@@ -57,10 +62,8 @@ impl Scribe {
             }
             Said::Started { .. } => {}
             Said::More { pieces, logprobs, .. } => {
-                // Only text has log probabilities here.
-                let has_text = pieces.iter().any(|piece| matches!(piece, Piece::Text(_)));
-                let mut logprobs = if has_text { logprobs } else { Vec::new() };
-                pieces.into_iter().for_each(|piece| self.hear_piece(piece, &mut logprobs));
+                self.tokens.extend(logprobs);
+                pieces.into_iter().for_each(|piece| self.hear_piece(piece));
             }
             Said::End { end, .. } => self.hear_end(&end),
             Said::Usage(usage) => self.response.usage = Some(Usage::new(&usage, self.reasoning_tokens)),
@@ -77,10 +80,10 @@ impl Scribe {
         });
     }
 
-    /// It goes wrong, or somebody ends it.
-    pub(super) fn fail(&mut self, problem: &Problem, is_cancelled: bool) {
+    /// Its job failed, or somebody ended it.
+    pub(super) fn fail(&mut self, problem: &Problem) {
         self.close(ItemStatus::Incomplete);
-        if is_cancelled {
+        if matches!(problem.kind, Kind::Ended { is_cancelled: true }) {
             self.response.status = Status::Cancelled;
             return;
         }
@@ -89,10 +92,25 @@ impl Scribe {
         self.response.error = Some(ResponseError { code, message });
     }
 
-    fn hear_piece(&mut self, piece: Piece, logprobs: &mut Vec<TokenLogprob>) {
+    /// What comes next cannot be read. It has the number of the event before: who goes on behind it misses nothing.
+    pub(super) fn give_up(&mut self, problem: &Problem) {
+        let body = Body::Error { code: "server_error", message: problem.message.clone(), param: None };
+        self.events.push(Event { kind: "error", sequence_number: self.next.saturating_sub(1), body });
+    }
+
+    fn hear_piece(&mut self, piece: Piece) {
+        // Only text has log probabilities here.
+        let tokens = match &piece {
+            Piece::Text(text) => take_tokens(&mut self.tokens, text),
+            Piece::Reasoning(text) | Piece::Arguments { json: text, .. } => {
+                drop(take_tokens(&mut self.tokens, text));
+                Vec::new()
+            }
+            Piece::Call { .. } | Piece::CallEnd { .. } => Vec::new(),
+        };
         match piece {
             Piece::Text(text) => {
-                let tokens: Vec<TokenInfo> = logprobs.drain(..).map(TokenInfo::from).collect();
+                let tokens: Vec<TokenInfo> = tokens.into_iter().map(TokenInfo::from).collect();
                 self.open_message();
                 let Some(Item::Message { id, content, .. }) = self.response.output.last_mut() else {
                     unreachable!("a message is open")
@@ -273,5 +291,58 @@ impl Scribe {
     fn tell(&mut self, kind: &'static str, body: Body) {
         self.events.push(Event { kind, sequence_number: self.next, body });
         self.next += 1;
+    }
+}
+
+/// Those of the tokens that make up this text. What stands before it is of a tag, which nobody is told, and goes as well; what
+/// stands behind may be a tag or more of the text, and stays.
+fn take_tokens(tokens: &mut VecDeque<TokenLogprob>, text: &str) -> Vec<TokenLogprob> {
+    let bytes: Vec<u8> = tokens.iter().flat_map(|token| &token.bytes).copied().collect();
+    // A text that is not there word for word has signs in place of broken characters: all of it, then.
+    let found = bytes.windows(text.len().max(1)).position(|window| window == text.as_bytes());
+    let place = found.map_or(0..bytes.len(), |start| start..start + text.len());
+    let mut end = 0;
+    let mut taken = Vec::new();
+    while end < place.end
+        && let Some(token) = tokens.pop_front()
+    {
+        end += token.bytes.len();
+        if end > place.start {
+            taken.push(token);
+        }
+    }
+    taken
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken(tokens: &[&str], texts: &[&str]) -> Vec<String> {
+        let token = |text: &&str| TokenLogprob {
+            token: 0,
+            bytes: text.as_bytes().to_vec(),
+            logprob: -1.0,
+            offset: 0,
+            top: Vec::new(),
+        };
+        let mut tokens: VecDeque<TokenLogprob> = tokens.iter().map(token).collect();
+        let told = |token: TokenLogprob| String::from_utf8(token.bytes).expect("text");
+        let take = |text: &&str| take_tokens(&mut tokens, text).into_iter().map(told).collect::<Vec<_>>();
+        texts.iter().map(take).map(|taken| taken.join("|")).collect()
+    }
+
+    #[test]
+    fn a_text_has_its_own_tokens_whenever_it_is_told() {
+        // What was held back, in case a tag came, comes with the text that it is.
+        assert_eq!(taken(&["a", " <", "b"], &["a ", "<b"]), ["a| <", "b"]);
+        assert_eq!(taken(&["a <", "t", "i", "p> b"], &["a <tip> b"]), ["a <|t|i|p> b"]);
+        // Tags have none.
+        assert_eq!(taken(&["</think>", "\n\n", "Four", "."], &["Four", "."]), ["Four", "."]);
+        assert_eq!(taken(&["</th", "ink>\n\nFo", "ur"], &["Four"]), ["ink>\n\nFo|ur"]);
+        assert_eq!(taken(&["Look", ": ", "<tool", "_call>"], &["Look: "]), ["Look|: "]);
+        // Signs in place of broken characters.
+        assert_eq!(taken(&["a", "?"], &["a\u{fffd}"]), ["a|?"]);
+        assert_eq!(taken(&[], &["a"]), [""]);
     }
 }

@@ -4,24 +4,29 @@
 //! was said last is kept for the connection, so that a response that is not stored can be gone on from.
 //!
 //! Invariants: a message is bounded, and so is how many wait for their turn. A client that closes, or does not answer pings,
-//! cancels its response.
+//! cancels its response. Its silence counts only while the connection listens, which it does also while a model is loaded: not
+//! while it waits for the client to read.
 
 use crate::http::caller::Caller;
 use crate::http::dialect::Dialect;
 use crate::http::problem::{Kind, Problem};
 use crate::http::{Http, body};
-use crate::limits::{HTTP_BODY_BYTES, SOCKET_PING, SOCKET_SILENCE, WAITING_TURNS};
+use crate::limits::{HTTP_BODY_BYTES, SOCKET_PING, SOCKET_PINGS, WAITING_TURNS};
 use actix_web::{HttpRequest, HttpResponse, web};
 use actix_ws::{AggregatedMessage, AggregatedMessageStream, CloseReason, Closed, Session};
 use futures_util::StreamExt;
+use futures_util::future::LocalBoxFuture;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::VecDeque;
+use std::rc::Rc;
+use tokio::time::MissedTickBehavior;
 
-use super::Last;
+use super::events::Event;
 use super::live::Live;
 use super::request::Create;
 use super::shelf::Shelf;
+use super::{Last, Said};
 
 /// What kind of message it is.
 #[derive(Deserialize)]
@@ -52,8 +57,8 @@ pub(super) async fn upgrade(
     let messages = messages.max_frame_size(HTTP_BODY_BYTES).aggregate_continuations();
     let messages = messages.max_continuation_size(HTTP_BODY_BYTES);
     let shelf = Shelf::new(http, &caller);
-    let connection =
-        Connection { session, shelf, caller, waiting: VecDeque::new(), live: None, before: None, last: None };
+    let (waiting, turn, last) = (VecDeque::new(), Turn::None, None);
+    let connection = Connection { session, shelf, caller, waiting, turn, last, unanswered: 0 };
     actix_web::rt::spawn(connection.serve(messages));
     Ok(response)
 }
@@ -64,24 +69,50 @@ struct Connection {
     caller: Caller,
     /// Requests for later turns.
     waiting: VecDeque<Create>,
-    /// The response that is being made.
-    live: Option<Live>,
-    /// What was said before it.
-    before: Option<Vec<super::items::Item>>,
+    turn: Turn,
     /// The response that was made last.
     last: Option<Last>,
+    /// Pings since the client was heard last.
+    unanswered: u32,
+}
+
+/// What is made now. With a response comes what was said before it.
+enum Turn {
+    None,
+    Begins(LocalBoxFuture<'static, Result<Begun, Problem>>),
+    Goes(Box<Live>, Rc<Said>),
+}
+
+type Begun = (Box<Live>, Rc<Said>);
+
+/// What happens next of it.
+enum Step {
+    Begun(Result<Begun, Problem>),
+    /// `None` after the last.
+    Said(Option<Vec<Event>>),
+}
+
+impl Turn {
+    /// Given up and asked again, it misses nothing.
+    async fn next(&mut self) -> Step {
+        match self {
+            Self::None => std::future::pending().await,
+            Self::Begins(begun) => Step::Begun(begun.await),
+            Self::Goes(live, _) => Step::Said(live.next().await),
+        }
+    }
 }
 
 impl Connection {
     /// Serves until one of both closes.
     async fn serve(mut self, mut messages: AggregatedMessageStream) {
-        let clock = self.shelf.http.services.clock;
-        let mut heard = clock.now();
         let mut ping = tokio::time::interval(SOCKET_PING);
+        // Pings that are late because the client was slow to take something are not made up for.
+        ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let done = tokio::select! {
                 message = messages.next() => {
-                    heard = clock.now();
+                    self.unanswered = 0;
                     match message {
                         Some(Ok(AggregatedMessage::Text(text))) => self.take(text.as_bytes()).await,
                         Some(Ok(AggregatedMessage::Binary(bytes))) => self.take(&bytes).await,
@@ -95,16 +126,13 @@ impl Connection {
                         }
                     }
                 }
-                events = next(&mut self.live), if self.live.is_some() => {
-                    let began = clock.now();
-                    let given = self.give(events).await;
-                    // While it waits for the client to read, it does not listen either.
-                    heard += clock.now() - began;
-                    given
-                }
+                step = self.turn.next() => self.step(step).await,
                 _ = ping.tick() => {
-                    let is_silent = clock.now().saturating_sub(heard) > SOCKET_SILENCE;
-                    if is_silent { Err(Closed) } else { self.session.ping(b"").await }
+                    self.unanswered += 1;
+                    match self.unanswered > SOCKET_PINGS {
+                        true => Err(Closed),
+                        false => self.session.ping(b"").await,
+                    }
                 }
             };
             if done.is_err() {
@@ -133,31 +161,45 @@ impl Connection {
             return self.refuse(&Problem::new(Kind::Busy { retry_after }, message)).await;
         }
         self.waiting.push_back(create);
-        self.turn().await
-    }
-
-    /// Begins the next turn, if none goes on.
-    async fn turn(&mut self) -> Result<(), Closed> {
-        while self.live.is_none() {
-            let Some(create) = self.waiting.pop_front() else { return Ok(()) };
-            match super::begin(&self.shelf, &self.caller, create, self.last.as_ref()).await {
-                Ok((live, before)) => (self.live, self.before) = (Some(live), Some(before)),
-                Err(problem) => self.refuse(&problem).await?,
-            }
+        if matches!(self.turn, Turn::None) {
+            self.begin();
         }
         Ok(())
     }
 
-    /// Gives events to the client; after the last the next turn begins.
-    async fn give(&mut self, events: Option<Vec<super::events::Event>>) -> Result<(), Closed> {
-        let Some(events) = events else {
-            let (live, before) = (self.live.take(), self.before.take());
-            self.last = live.zip(before).and_then(|(live, before)| Last::of(&live, before));
-            return self.turn().await;
+    /// Begins the next turn, if a request waits for it.
+    fn begin(&mut self) {
+        let Some(create) = self.waiting.pop_front() else { return self.turn = Turn::None };
+        let (shelf, caller, last) = (self.shelf.clone(), self.caller.clone(), self.last.clone());
+        let begun = async move {
+            let (live, before) = super::begin(&shelf, &caller, create, last).await?;
+            Ok((Box::new(live), before))
         };
-        for event in events {
-            let text = serde_json::to_string(&event).expect("our own types become JSON");
-            self.session.text(text).await?;
+        self.turn = Turn::Begins(Box::pin(begun));
+    }
+
+    /// Gives events to the client; after the last the next turn begins.
+    async fn step(&mut self, step: Step) -> Result<(), Closed> {
+        match step {
+            Step::Begun(Ok((live, before))) => self.turn = Turn::Goes(live, before),
+            Step::Begun(Err(problem)) => {
+                self.begin();
+                self.refuse(&problem).await?;
+            }
+            Step::Said(Some(events)) => {
+                for event in events {
+                    let text = serde_json::to_string(&event).expect("our own types become JSON");
+                    self.session.text(text).await?;
+                }
+            }
+            Step::Said(None) => {
+                // What was said before may be shared with it.
+                self.last = None;
+                if let Turn::Goes(live, before) = std::mem::replace(&mut self.turn, Turn::None) {
+                    self.last = Last::of(&live, before);
+                }
+                self.begin();
+            }
         }
         Ok(())
     }
@@ -166,13 +208,7 @@ impl Connection {
         let mut error = Dialect::OpenAi.error(problem);
         let (status, error) = (problem.status().as_u16(), error["error"].take());
         let event = ErrorEvent { kind: "error", status, error };
-        self.session.text(serde_json::to_string(&event).expect("our own types become JSON")).await
-    }
-}
-
-async fn next(live: &mut Option<Live>) -> Option<Vec<super::events::Event>> {
-    match live {
-        Some(live) => live.next().await,
-        None => std::future::pending().await,
+        let text = serde_json::to_string(&event).expect("our own types become JSON");
+        self.session.text(text).await
     }
 }
