@@ -221,11 +221,19 @@ impl Twin {
             self.check_budgets(arena, &views);
         }
         if keeps_copies {
-            // Nor does an SSD copy go that is being read, or above one that is being written.
+            // Nor does an SSD copy go that is being read, or above one that is being written; unless a block between them is
+            // neither there nor on its way: then what is being written will not count as stored.
             let is_busy = |text: &&Text| {
+                let is_cut_off = |other: &Text| {
+                    let is_between = |at: &&Text| {
+                        *at != *text && *at != other && is_on_path(text, at) && is_on_path(at, other)
+                    };
+                    views.keys().filter(is_between).any(|at| !views[at].stored && !views[at].writing)
+                };
                 let busy = |(other, view): (&Text, &BlockView)| {
                     is_on_path(text, other)
-                        && (view.restoring && view.stored || view.writing && other != *text)
+                        && (view.restoring && view.stored
+                            || view.writing && other != *text && !is_cut_off(other))
                 };
                 views.iter().any(busy) && before.get(*text).is_some_and(|view| view.stored)
             };
