@@ -290,7 +290,7 @@ fn a_conversation_has_what_was_said_also_after_a_restart() {
 /// The room is for eight things; the oldest go first.
 #[test]
 fn a_conversation_in_use_is_kept_and_says_when_its_beginning_has_expired() {
-    let settings = "[objects]\nkeep_objects = 8\n";
+    let settings = "[objects]\nkeep_objects = 8\ntenant_objects = 8\n";
     let daemon = Builder::new().with(|daemon| daemon.more = settings.into()).start();
     let said = |text: &str| json!({"role": "user", "content": text});
     let made =
