@@ -263,7 +263,7 @@ class Errors(unittest.TestCase):
         self.assertEqual(caught.exception.code, "model_not_found")
 
     def test_a_value_out_of_range_names_its_field(self):
-        self.assertIn("temperature", str(self.refused(None, temperature=-1)))
+        self.assertIn("temperature", str(self.refused("temperature", temperature=-1)))
         self.refused("top_logprobs", logprobs=True, top_logprobs=21)
 
     def test_a_value_of_the_wrong_type_names_its_field(self):
