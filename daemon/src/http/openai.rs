@@ -31,7 +31,7 @@ pub(super) fn routes(router: &mut Router) {
     );
     router.post(
         "/v1/chat/completions",
-        web::to(chat::create),
+        web::to(answer::create::<chat::Request>),
         Operation::new("Answer a conversation")
             .takes::<chat::Request>()
             .takes::<Params>()
@@ -40,7 +40,7 @@ pub(super) fn routes(router: &mut Router) {
     );
     router.post(
         "/v1/completions",
-        web::to(completions::create),
+        web::to(answer::create::<completions::Request>),
         Operation::new("Go on with a text")
             .takes::<completions::Request>()
             .takes::<Params>()

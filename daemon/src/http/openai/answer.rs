@@ -1,29 +1,31 @@
 //! What the answers of chat completions and completions have in common: whole, or in chunks as they come.
 
 use super::params::Params;
-use crate::http::Http;
+use crate::http::caller::Caller;
 use crate::http::dialect::Dialect;
 use crate::http::problem::Problem;
 use crate::http::sse;
 use crate::http::turn::{Answered, Choice, End, Said, Turn};
+use crate::http::{Http, body};
 use crate::limits::STREAM_PING;
-use actix_web::HttpResponse;
 use actix_web::web::Bytes;
+use actix_web::{HttpResponse, web};
 use schemars::JsonSchema;
 use serde::Serialize;
-use zllm_wire::FinishReason;
+use serde::de::DeserializeOwned;
+use zllm_wire::{FinishReason, Submit};
 
 /// What of a request its answer repeats or depends on.
-pub(super) struct Asked {
-    pub(super) model: String,
+struct Asked {
+    model: String,
     /// Seconds since the Unix epoch.
-    pub(super) created: u64,
-    pub(super) stream: bool,
-    pub(super) include_usage: bool,
+    created: u64,
+    stream: bool,
+    include_usage: bool,
 }
 
 impl Asked {
-    pub(super) fn new(http: &Http, model: &str, params: &Params) -> Self {
+    fn new(http: &Http, model: &str, params: &Params) -> Self {
         Self {
             model: model.to_owned(),
             created: http.unix_s(),
@@ -36,7 +38,7 @@ impl Asked {
     ///
     /// # Errors
     /// It is to be streamed.
-    pub(super) fn whole(http: &Http, model: &str, params: &Params) -> Result<Self, Problem> {
+    fn whole(http: &Http, model: &str, params: &Params) -> Result<Self, Problem> {
         let asked = Self::new(http, model, params);
         if asked.stream {
             return Err(Problem::of(
@@ -46,6 +48,27 @@ impl Asked {
         }
         Ok(asked)
     }
+}
+
+/// What only one of the two has in a request.
+pub(super) trait Request: DeserializeOwned + Send + 'static {
+    /// How it is answered.
+    type Words: Wording;
+
+    /// The model that is asked.
+    fn model(&self) -> &str;
+
+    /// Submits its job, which is changed before.
+    ///
+    /// # Errors
+    /// What cannot be honoured, or why the job is not taken.
+    async fn begin(
+        self,
+        params: Params,
+        http: &Http,
+        caller: &Caller,
+        change: impl FnOnce(&mut Submit),
+    ) -> Result<(Turn, Self::Words), Problem>;
 }
 
 /// How one of the two words its answers.
@@ -134,10 +157,17 @@ pub(super) fn text_of(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Answers with a job's events.
-pub(super) async fn give<W: Wording>(turn: Turn, asked: Asked, wording: W) -> Result<HttpResponse, Problem> {
+/// Answers a request.
+pub(super) async fn create<R: Request>(
+    http: web::Data<Http>,
+    caller: Caller,
+    payload: web::Payload,
+) -> Result<HttpResponse, Problem> {
+    let (request, params): (R, Params) = body::two(payload).await?;
+    let asked = Asked::new(&http, request.model(), &params);
+    let (turn, wording) = request.begin(params, &http, &caller, |_| {}).await?;
     if asked.stream {
-        let id = format!("{}-{}", W::PREFIX, turn.job());
+        let id = format!("{}-{}", R::Words::PREFIX, turn.job());
         let stream = Chunks { turn: Some(turn), id, asked, wording };
         return Ok(sse::response(futures_util::stream::unfold(stream, |mut stream| async {
             let bytes = stream.next().await?;
@@ -147,12 +177,25 @@ pub(super) async fn give<W: Wording>(turn: Turn, asked: Asked, wording: W) -> Re
     Ok(HttpResponse::Ok().json(whole(turn, asked, wording).await?))
 }
 
+/// The whole answer to a body, as JSON, as a job that is changed before.
+///
+/// # Errors
+/// What is wrong with the body, or why the job failed.
+pub(super) async fn answer<R: Request>(
+    http: &Http,
+    caller: &Caller,
+    body: &[u8],
+    change: impl FnOnce(&mut Submit),
+) -> Result<String, Problem> {
+    let (request, params): (R, Params) = body::parse_two(body)?;
+    let asked = Asked::whole(http, request.model(), &params)?;
+    let (turn, wording) = request.begin(params, http, caller, change).await?;
+    let answer = whole(turn, asked, wording).await?;
+    Ok(serde_json::to_string(&answer).expect("an answer becomes JSON"))
+}
+
 /// All of an answer.
-pub(super) async fn whole<W: Wording>(
-    turn: Turn,
-    asked: Asked,
-    mut wording: W,
-) -> Result<Whole<W::Choice>, Problem> {
+async fn whole<W: Wording>(turn: Turn, asked: Asked, mut wording: W) -> Result<Whole<W::Choice>, Problem> {
     let id = format!("{}-{}", W::PREFIX, turn.job());
     let Answered { choices, usage } = turn.finish().await?;
     let choices = choices.into_iter().enumerate().map(|(index, choice)| wording.choice(index, choice));

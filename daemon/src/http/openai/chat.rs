@@ -3,15 +3,14 @@
 mod messages;
 mod words;
 
-use super::answer::{self, Asked};
+use super::answer;
 use super::params::Params;
+use crate::http::Http;
 use crate::http::caller::Caller;
 use crate::http::conversation::Conversation;
 use crate::http::problem::Problem;
 use crate::http::tools;
 use crate::http::turn::Turn;
-use crate::http::{Http, body};
-use actix_web::{HttpResponse, web};
 pub(in crate::http) use messages::Message as ChatMessage;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -40,45 +39,26 @@ pub(super) struct Request {
     modalities: Option<Vec<String>>,
 }
 
-pub(super) async fn create(
-    http: web::Data<Http>,
-    caller: Caller,
-    payload: web::Payload,
-) -> Result<HttpResponse, Problem> {
-    let (request, params): (Request, Params) = body::two(payload).await?;
-    let asked = Asked::new(&http, &request.model, &params);
-    let turn = begin(&http, &caller, request, params, |_| {}).await?;
-    answer::give(turn, asked, Words::default()).await
-}
+impl answer::Request for Request {
+    type Words = Words;
 
-/// The whole answer to a body, as JSON, as a job that is changed before.
-///
-/// # Errors
-/// What is wrong with the body, or why the job failed.
-pub(super) async fn answer(
-    http: &Http,
-    caller: &Caller,
-    body: &[u8],
-    change: impl FnOnce(&mut Submit),
-) -> Result<String, Problem> {
-    let (request, params): (Request, Params) = body::parse_two(body)?;
-    let asked = Asked::whole(http, &request.model, &params)?;
-    let turn = begin(http, caller, request, params, change).await?;
-    let answer = answer::whole(turn, asked, Words::default()).await?;
-    Ok(serde_json::to_string(&answer).expect("an answer becomes JSON"))
-}
+    fn model(&self) -> &str {
+        &self.model
+    }
 
-async fn begin(
-    http: &Http,
-    caller: &Caller,
-    request: Request,
-    params: Params,
-    change: impl FnOnce(&mut Submit),
-) -> Result<Turn, Problem> {
-    let mut submit = submit(request, params)?;
-    change(&mut submit);
-    // What others call so is a flag here.
-    Turn::begin(http, caller, submit).await.map_err(|problem| problem.renamed("logprobs", "top_logprobs"))
+    async fn begin(
+        self,
+        params: Params,
+        http: &Http,
+        caller: &Caller,
+        change: impl FnOnce(&mut Submit),
+    ) -> Result<(Turn, Words), Problem> {
+        let mut submit = submit(self, params)?;
+        change(&mut submit);
+        let turn = Turn::begin(http, caller, submit).await;
+        // What others call so is a flag here.
+        Ok((turn.map_err(|problem| problem.renamed("logprobs", "top_logprobs"))?, Words::default()))
+    }
 }
 
 /// # Errors

@@ -1,12 +1,11 @@
 //! `/v1/completions`: text goes on without a template.
 
-use super::answer::{self, Asked, Whole, Wording, finish_reason, text_of};
+use super::answer::{self, Whole, Wording, finish_reason, text_of};
 use super::params::Params;
+use crate::http::Http;
 use crate::http::caller::Caller;
 use crate::http::problem::Problem;
 use crate::http::turn::{Choice, Said, Turn};
-use crate::http::{Http, body};
-use actix_web::{HttpResponse, web};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -52,52 +51,32 @@ struct Logprobs {
     text_offset: Vec<usize>,
 }
 
-pub(super) async fn create(
-    http: web::Data<Http>,
-    caller: Caller,
-    payload: web::Payload,
-) -> Result<HttpResponse, Problem> {
-    let (request, params): (Request, Params) = body::two(payload).await?;
-    let asked = Asked::new(&http, &request.model, &params);
-    let (turn, words) = begin(&http, &caller, request, params, |_| {}).await?;
-    answer::give(turn, asked, words).await
-}
+impl answer::Request for Request {
+    type Words = Words;
 
-/// The whole answer to a body, as JSON, as a job that is changed before.
-///
-/// # Errors
-/// What is wrong with the body, or why the job failed.
-pub(super) async fn answer(
-    http: &Http,
-    caller: &Caller,
-    body: &[u8],
-    change: impl FnOnce(&mut Submit),
-) -> Result<String, Problem> {
-    let (request, params): (Request, Params) = body::parse_two(body)?;
-    let asked = Asked::whole(http, &request.model, &params)?;
-    let (turn, words) = begin(http, caller, request, params, change).await?;
-    let answer = answer::whole(turn, asked, words).await?;
-    Ok(serde_json::to_string(&answer).expect("an answer becomes JSON"))
-}
+    fn model(&self) -> &str {
+        &self.model
+    }
 
-async fn begin(
-    http: &Http,
-    caller: &Caller,
-    request: Request,
-    params: Params,
-    change: impl FnOnce(&mut Submit),
-) -> Result<(Turn, Words), Problem> {
-    let (model, echo) = (request.model.clone(), request.echo == Some(true));
-    let mut submit = submit(request, params)?;
-    change(&mut submit);
-    let prompt = echo.then(|| submit.prompt.clone());
-    let turn = Turn::begin(http, caller, submit).await?;
-    let echo = match prompt {
-        Some(Prompt::Tokens(tokens)) => http.services.text_of(&model, tokens.0).await?,
-        Some(Prompt::Text { text, .. }) => text,
-        _ => String::new(),
-    };
-    Ok((turn, Words { echo, choices: Vec::new() }))
+    async fn begin(
+        self,
+        params: Params,
+        http: &Http,
+        caller: &Caller,
+        change: impl FnOnce(&mut Submit),
+    ) -> Result<(Turn, Words), Problem> {
+        let (model, echo) = (self.model.clone(), self.echo == Some(true));
+        let mut submit = submit(self, params)?;
+        change(&mut submit);
+        let prompt = echo.then(|| submit.prompt.clone());
+        let turn = Turn::begin(http, caller, submit).await?;
+        let echo = match prompt {
+            Some(Prompt::Tokens(tokens)) => http.services.text_of(&model, tokens.0).await?,
+            Some(Prompt::Text { text, .. }) => text,
+            _ => String::new(),
+        };
+        Ok((turn, Words { echo, choices: Vec::new() }))
+    }
 }
 
 /// # Errors
@@ -147,7 +126,7 @@ fn tokens(list: Value) -> Result<Prompt, Problem> {
 }
 
 /// How completions are worded.
-struct Words {
+pub(super) struct Words {
     /// What stands before each answer.
     echo: String,
     choices: Vec<Streamed>,

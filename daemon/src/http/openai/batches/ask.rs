@@ -4,7 +4,7 @@
 //! load now, a disk that is full or slow, a daemon that drains or stops. There the line waits and is asked again, up to the
 //! batch's end; its key leads back to the job that it may have begun.
 
-use super::super::{chat, completions, embeddings};
+use super::super::{answer, chat, completions, embeddings};
 use super::lines::{Endpoint, Line};
 use crate::http::Http;
 use crate::http::caller::Caller;
@@ -73,8 +73,8 @@ impl Question {
         };
         let body = self.line.body.get().as_bytes();
         match self.endpoint {
-            Endpoint::Chat => chat::answer(http, caller, body, own).await,
-            Endpoint::Completions => completions::answer(http, caller, body, own).await,
+            Endpoint::Chat => answer::answer::<chat::Request>(http, caller, body, own).await,
+            Endpoint::Completions => answer::answer::<completions::Request>(http, caller, body, own).await,
             Endpoint::Embeddings => embeddings::answer(http, caller, body).await,
             Endpoint::Responses => {
                 // Longer than the number of any response that is not a batch's.

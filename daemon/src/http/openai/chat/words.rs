@@ -79,7 +79,7 @@ struct Ranked {
 
 /// More of a choice.
 #[derive(Serialize)]
-pub(super) struct Part {
+pub(in crate::http::openai) struct Part {
     index: usize,
     delta: Delta,
     logprobs: Option<Logprobs>,
@@ -117,7 +117,7 @@ struct FunctionDelta {
 
 /// The wording.
 #[derive(Default)]
-pub(super) struct Words {
+pub(in crate::http::openai) struct Words {
     /// Which choices have their first part out.
     begun: Vec<bool>,
 }
